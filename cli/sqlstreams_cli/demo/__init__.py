@@ -1,0 +1,1 @@
+"""The demo: real time-zone changes travelling through a stream."""
