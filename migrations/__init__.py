@@ -1,0 +1,1 @@
+"""The numbered SQL files that make and upgrade an installation."""
