@@ -1,0 +1,358 @@
+"""What each verb asks of the database, step by step: written once, driven by the blocking and the async client."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from sqlstreams import migration, statements
+from sqlstreams.codec import Codec, describe_change, fingerprint
+from sqlstreams.errors import DestroyRefused, InvalidInput, NotFound, NotInstalled, PayloadShapeChanged
+from sqlstreams.model import (
+    GroupInfo,
+    GroupStatus,
+    Instance,
+    MigrationStep,
+    Reclaim,
+    StoredMessage,
+    StreamInfo,
+    StreamStatus,
+    SystemStatus,
+)
+from sqlstreams.options import GroupOptions, Start, StreamOptions
+from sqlstreams.statements import Act, Applied, Family, NamedStream, SettledHead, ask
+
+# The installation
+
+
+def is_installed(schema: str) -> Act[bool]:
+    """Say whether the schema holds an installation."""
+    return (yield from ask(statements.is_installed(schema)))[0].installed
+
+
+def check_installation(schema: str) -> Act[None]:
+    """Refuse a schema without an installation, or with one that this library cannot work with."""
+    if not (yield from is_installed(schema)):
+        raise NotInstalled(f"schema {schema!r} holds no sqlstreams installation")
+    applied = yield from ask(statements.list_applied(schema))
+    migration.verify(migration.shipped(), applied)
+    streams = yield from ask(statements.list_stream_ids(schema)) if applied else _no_streams()
+    if lacking := migration.pending(migration.shipped(), applied, streams):
+        first = lacking[0].describe()
+        where = f"stream {first.stream!r}" if first.stream else "the system"
+        raise NotInstalled(f"schema {schema!r} lacks migration {first.version:04} ({first.name}) of {where}")
+
+
+def migrate_next(schema: str) -> Act[MigrationStep | None]:
+    """Apply the next step that the schema needs, or return None when there is none left.
+
+    Runs in a transaction of its own. The lock makes other starters wait, and the record that is written first makes
+    them find the step done.
+    """
+    if not (yield from is_installed(schema)):
+        yield from ask(statements.lock_schema(schema))
+        if not (yield from is_installed(schema)):
+            yield from ask(statements.create_schema(schema))
+            yield from ask(statements.create_migration_log(schema))
+    else:
+        yield from ask(statements.lock_schema(schema))
+    applied = yield from ask(statements.list_applied(schema))
+    migration.verify(migration.shipped(), applied)
+    streams = yield from ask(statements.list_stream_ids(schema)) if applied else _no_streams()
+    steps = migration.pending(migration.shipped(), applied, streams)
+    if not steps:
+        return None
+    yield from _apply(schema, steps[0])
+    return steps[0].describe()
+
+
+def show_system(schema: str, *, through_pooler: bool) -> Act[SystemStatus]:
+    """Read what an installation consists of; works on an empty database too."""
+    server = (yield from ask(statements.show_server(schema)))[0]
+    installed = yield from is_installed(schema)
+    applied = (yield from ask(statements.list_applied(schema))) if installed else []
+    streams = (yield from ask(statements.list_stream_ids(schema))) if applied else []
+    names = {stream.id: stream.name for stream in streams}
+    return SystemStatus(
+        schema=schema,
+        installed=installed,
+        server_version=server.version,
+        through_pooler=through_pooler,
+        library=migration.library_version(),
+        applied=tuple(_describe_applied(each, names) for each in applied),
+        pending=tuple(step.describe() for step in migration.pending(migration.shipped(), applied, streams)),
+    )
+
+
+def _no_streams() -> Act[list[NamedStream]]:
+    return []
+    yield  # a generator, so that it can stand where a statement is asked
+
+
+def _apply(schema: str, step: migration.Step) -> Act[None]:
+    recorded = yield from ask(
+        statements.record_migration(
+            schema,
+            scope=step.migration.scope,
+            stream_id=step.stream.id,
+            version=step.migration.version,
+            name=step.migration.name,
+            checksum=step.migration.checksum,
+            breaking=step.migration.breaking,
+            library=migration.library_version(),
+        )
+    )
+    if recorded:
+        yield from ask(statements.run_migration(step.migration.text, schema=schema, stream=step.stream.id or None))
+
+
+def _describe_applied(applied: Applied, streams: dict[int, str]) -> MigrationStep:
+    return MigrationStep(
+        scope=applied.scope,
+        stream=streams.get(applied.stream_id),
+        version=applied.version,
+        name=applied.name,
+        breaking=applied.breaking,
+        library=applied.library,
+        applied_at=applied.applied_at,
+    )
+
+
+# Streams
+
+
+def register_stream(schema: str, *, name: str, options: StreamOptions, codec: Codec[Any]) -> Act[StreamInfo]:
+    """Declare a stream and the shape of its payload: made when absent, changed when other, else nothing is written."""
+    created = yield from ask(statements.insert_stream(schema, name=name, options=options))
+    if created:
+        info = created[0]
+        for step in migration.pending(migration.shipped(), [], [NamedStream(info.id, name)]):
+            if step.migration.scope == "stream":
+                yield from _apply(schema, step)
+        yield from _log_stream(schema, info, "registered")
+    else:
+        info = yield from _update_stream(schema, name=name, options=options)
+    yield from record_shape(schema, info, codec)
+    return info
+
+
+def _update_stream(schema: str, *, name: str, options: StreamOptions) -> Act[StreamInfo]:
+    info = yield from get_stream(schema, name=name)
+    if _settings(info, StreamOptions) == options:
+        return info
+    info = (yield from ask(statements.update_stream(schema, stream_id=info.id, options=options)))[0]
+    yield from _log_stream(schema, info, "changed")
+    return info
+
+
+def record_shape(schema: str, stream: StreamInfo, codec: Codec[Any]) -> Act[None]:
+    """Record the shape of a payload type under its version, or refuse it when another one is on record."""
+    shape = codec.json_schema()
+    if shape is None:
+        return
+    version, digest = codec.schema_version, fingerprint(shape)
+    recorded = yield from ask(statements.get_payload_schema(schema, stream_id=stream.id, schema_version=version))
+    if not recorded:
+        encoded = msgspec.json.encode(shape, order="sorted")
+        yield from ask(
+            statements.insert_payload_schema(
+                schema, stream_id=stream.id, schema_version=version, fingerprint=digest, json_schema=encoded
+            )
+        )
+        recorded = yield from ask(statements.get_payload_schema(schema, stream_id=stream.id, schema_version=version))
+    if recorded[0].fingerprint != digest:
+        changes = describe_change(recorded[0].json_schema, shape)
+        raise PayloadShapeChanged(
+            "payload_type", f"differs from the shape of version {version} on stream {stream.name!r}: {changes}"
+        )
+
+
+def get_stream(schema: str, *, name: str) -> Act[StreamInfo]:
+    """Read one stream; raise `NotFound` when it is absent."""
+    found = yield from ask(statements.get_stream(schema, name=name))
+    if not found:
+        raise NotFound("stream", name)
+    return found[0]
+
+
+def list_streams(schema: str) -> Act[list[StreamInfo]]:
+    """Read every stream by name."""
+    return (yield from ask(statements.list_streams(schema)))
+
+
+def stream_status(schema: str, *, name: str) -> Act[StreamStatus]:
+    """Read what a stream's log holds."""
+    info = yield from get_stream(schema, name=name)
+    count = (yield from ask(statements.count_log(Family(schema, info.id))))[0]
+    return StreamStatus(name=info.name, id=info.id, **msgspec.structs.asdict(count))
+
+
+def rename_stream(schema: str, *, name: str, new_name: str) -> Act[StreamInfo]:
+    """Give a stream another name."""
+    info = yield from _lock_stream(schema, name)
+    renamed = yield from ask(statements.rename_stream(schema, stream_id=info.id, new_name=new_name))
+    if not renamed:
+        raise InvalidInput("new_name", f"is taken: there is a stream named {new_name!r}")
+    yield from _log_stream(schema, renamed[0], "renamed")
+    return renamed[0]
+
+
+def destroy_stream(schema: str, *, name: str, allowed: bool) -> Act[None]:
+    """Remove a stream with its messages, its groups and everything known of them."""
+    _check_destroy(allowed, "stream", name)
+    info = yield from _lock_stream(schema, name)
+    yield from ask(statements.drop_family(Family(schema, info.id)))
+    yield from ask(statements.delete_stream(schema, stream_id=info.id))
+    yield from ask(statements.forget_family(schema, stream_id=info.id))
+    yield from _log_stream(schema, info, "destroyed")
+
+
+def read_messages(schema: str, *, name: str, from_id: int, limit: int) -> Act[list[StoredMessage]]:
+    """Read messages of a stream in the order of their ids."""
+    info = yield from get_stream(schema, name=name)
+    return (yield from ask(statements.read_messages(Family(schema, info.id), from_id=from_id, limit=limit)))
+
+
+def find_position(schema: str, *, name: str, start: Start) -> Act[int]:
+    """Return the id behind which a position lies: the last one that counts as read there."""
+    info = yield from get_stream(schema, name=name)
+    return (yield from _position(Family(schema, info.id), start))
+
+
+def _position(family: Family, start: Start) -> Act[int]:
+    if isinstance(start, datetime):
+        return (yield from ask(statements.find_id_at(family, at=start)))[0].id
+    if start == "head":
+        return (yield from ask(statements.find_head(family)))[0].id
+    return 0 if start == "beginning" else int(start)
+
+
+def _lock_stream(schema: str, name: str) -> Act[StreamInfo]:
+    found = yield from ask(statements.lock_stream(schema, name=name))
+    if not found:
+        raise NotFound("stream", name)
+    return found[0]
+
+
+def _log_stream(schema: str, info: StreamInfo, action: str) -> Act[None]:
+    yield from ask(statements.log_stream(schema, stream_id=info.id, action=action, config=msgspec.json.encode(info)))
+
+
+def _check_destroy(allowed: bool, kind: str, name: str) -> None:
+    if not allowed:
+        raise DestroyRefused(f"{kind} {name!r} was not destroyed: the client was opened without allow_destroy=True")
+
+
+# Consumer groups
+
+
+def register_group(schema: str, *, stream: str, name: str, start: Start, options: GroupOptions) -> Act[GroupInfo]:
+    """Declare a consumer group: made when absent (only then does `start` count), changed when other."""
+    info = yield from get_stream(schema, name=stream)
+    created = yield from ask(
+        statements.insert_group(schema, stream_id=info.id, name=name, start_at=_describe_start(start), options=options)
+    )
+    if created:
+        claimed = yield from _position(Family(schema, info.id), start)
+        yield from ask(statements.insert_cursor(schema, group_id=created[0].id, claimed=claimed))
+        group = yield from _get_group(schema, info, name)
+        yield from _log_group(schema, info, group, "registered")
+        return group
+    group = yield from _get_group(schema, info, name)
+    if _settings(group, GroupOptions) != options:
+        yield from ask(statements.update_group(schema, group_id=group.id, options=options))
+        group = yield from _get_group(schema, info, name)
+        yield from _log_group(schema, info, group, "changed")
+    return group
+
+
+def get_group(schema: str, *, stream: str, name: str) -> Act[GroupInfo]:
+    """Read one consumer group; raise `NotFound` when it or its stream is absent."""
+    info = yield from get_stream(schema, name=stream)
+    return (yield from _get_group(schema, info, name))
+
+
+def list_groups(schema: str, *, stream: str | None) -> Act[list[GroupInfo]]:
+    """Read every consumer group, or those of one stream."""
+    stream_id = None if stream is None else (yield from get_stream(schema, name=stream)).id
+    return (yield from ask(statements.list_groups(schema, stream_id=stream_id)))
+
+
+def group_status(schema: str, *, stream: str, name: str) -> Act[GroupStatus]:
+    """Read where a group stands, and which open transactions hold back its next claim."""
+    info = yield from get_stream(schema, name=stream)
+    group = yield from _get_group(schema, info, name)
+    family = Family(schema, info.id)
+    count = (yield from ask(statements.count_group(family, group_id=group.id)))[0]
+    waiting = yield from _waiting_for(family, count.claimed)
+    return GroupStatus(stream=info.name, name=group.name, id=group.id, holders=waiting, **msgspec.structs.asdict(count))
+
+
+def list_instances(schema: str, *, stream: str, name: str) -> Act[list[Instance]]:
+    """Read the processes that hold work of a group."""
+    group = yield from get_group(schema, stream=stream, name=name)
+    return (yield from ask(statements.list_instances(schema, group_id=group.id)))
+
+
+def list_reclaims(schema: str, *, stream: str, name: str, limit: int) -> Act[list[Reclaim]]:
+    """Read what was taken over from dead processes of a group, the latest first."""
+    group = yield from get_group(schema, stream=stream, name=name)
+    return (yield from ask(statements.list_reclaims(schema, group_id=group.id, limit=limit)))
+
+
+def rename_group(schema: str, *, stream: str, name: str, new_name: str) -> Act[GroupInfo]:
+    """Give a consumer group another name."""
+    info = yield from _lock_stream(schema, stream)
+    group = yield from _get_group(schema, info, name)
+    if not (yield from ask(statements.rename_group(schema, stream_id=info.id, group_id=group.id, new_name=new_name))):
+        raise InvalidInput("new_name", f"is taken: there is a consumer group named {new_name!r} on {stream!r}")
+    renamed = yield from _get_group(schema, info, new_name)
+    yield from _log_group(schema, info, renamed, "renamed")
+    return renamed
+
+
+def destroy_group(schema: str, *, stream: str, name: str, allowed: bool) -> Act[None]:
+    """Remove a consumer group with its cursor, leases and exception rows; the log stays."""
+    _check_destroy(allowed, "consumer group", name)
+    info = yield from _lock_stream(schema, stream)
+    group = yield from _get_group(schema, info, name)
+    yield from ask(statements.delete_group(schema, group_id=group.id))
+    yield from ask(statements.delete_exceptions(Family(schema, info.id), group_id=group.id))
+    yield from _log_group(schema, info, group, "destroyed")
+
+
+def read_settled_head(family: Family) -> Act[SettledHead]:
+    """Read a log's visible head and the transactions that may still fill a hole below it."""
+    return statements.settled_head((yield from ask(statements.read_settled_head(family))))
+
+
+def _waiting_for(family: Family, claimed: int) -> Act[tuple[Any, ...]]:
+    next_messages = yield from ask(statements.read_messages(family, from_id=claimed + 1, limit=1))
+    if not next_messages or next_messages[0].id == claimed + 1:
+        return ()
+    return (yield from read_settled_head(family)).holders
+
+
+def _get_group(schema: str, stream: StreamInfo, name: str) -> Act[GroupInfo]:
+    found = yield from ask(statements.get_group(schema, stream_id=stream.id, name=name))
+    if not found:
+        raise NotFound("consumer group", f"{name} on {stream.name}")
+    return found[0]
+
+
+def _log_group(schema: str, stream: StreamInfo, group: GroupInfo, action: str) -> Act[None]:
+    yield from ask(
+        statements.log_group(
+            schema, stream_id=stream.id, group_id=group.id, action=action, config=msgspec.json.encode(group)
+        )
+    )
+
+
+def _describe_start(start: Start) -> str:
+    return start.isoformat() if isinstance(start, datetime) else str(start)
+
+
+def _settings(info: object, options: type[Any]) -> Any:
+    return options(**{name: getattr(info, name) for name in options.__struct_fields__})

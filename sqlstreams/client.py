@@ -1,0 +1,445 @@
+"""The blocking client: the names of `sqlstreams.Client`, for programs without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic, Self, TypeVar
+
+import psycopg
+
+from sqlstreams import acts
+from sqlstreams.aio import AsyncClient
+from sqlstreams.codec import Codec
+from sqlstreams.consume.consumption import Handler
+from sqlstreams.consume.tail import Place, read_on
+from sqlstreams.database import Database, address
+from sqlstreams.errors import NotFound, NotInstalled
+from sqlstreams.model import (
+    ConsumerStats,
+    GroupInfo,
+    GroupStatus,
+    Instance,
+    Message,
+    MigrationStep,
+    RawPayload,
+    Receipt,
+    Reclaim,
+    StoredMessage,
+    StreamInfo,
+    StreamStatus,
+    SystemStatus,
+)
+from sqlstreams.names import check_name
+from sqlstreams.options import GroupOptions, Start, StreamOptions, check_duration, check_integer, check_start
+from sqlstreams.produce.append import LogRoom, append, append_within
+from sqlstreams.produce.batch import Encoded, Encoder, statements
+from sqlstreams.produce.group_commit import GroupCommit
+from sqlstreams.statements import Act, Family
+from sqlstreams.wake import Notifier
+
+PayloadT = TypeVar("PayloadT")
+ResultT = TypeVar("ResultT")
+
+_TAIL_PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5)
+
+
+class Client:
+    """A door to one installation; threads may share it. Opening it connects to nothing; the first call does.
+
+    `url` is a PostgreSQL URL or connection string, `schema` the installation in it. At most `pool_size` connections
+    are opened beside one for the heartbeat, one for wake-ups and one to send them; a call waits up to `timeout` seconds
+    for one. `lease_ttl` is how long a consuming process may be silent before its work is given to others.
+    `listen_url` reaches PostgreSQL directly when `url` goes through a pooler. `max_pending` bounds the messages that
+    wait for a shared commit. Without `allow_destroy` nothing can be destroyed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "sqlstreams",
+        pool_size: int = 10,
+        timeout: float = 30.0,
+        lease_ttl: timedelta = timedelta(seconds=15),
+        listen_url: str | None = None,
+        max_pending: int = 10_000,
+        allow_destroy: bool = False,
+    ) -> None:
+        self._address = address(url, schema=schema, pool_size=pool_size, timeout=timeout)
+        check_duration("lease_ttl", lease_ttl, low=timedelta(milliseconds=300), high=timedelta(days=1))
+        if listen_url is not None:
+            address(listen_url, schema=schema, pool_size=1, timeout=timeout)
+        self._allow_destroy = allow_destroy
+        self._max_pending = check_integer("max_pending", max_pending, low=1, high=10_000_000)
+        self._database = Database(self._address)
+        self._lease_ttl = lease_ttl
+        self._listen_url = listen_url
+        self._notifier = Notifier(self._address)
+        self._logs: dict[tuple[str, int], _Log] = {}
+        self._checked = False
+
+    def __enter__(self) -> Self:
+        self._database.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Send the last wake-ups and close every connection."""
+        self._notifier.close()
+        self._database.close()
+
+    @property
+    def system(self) -> System:
+        """The installation itself."""
+        return System(self)
+
+    def stream(self, name: str, payload_type: type[PayloadT] = RawPayload) -> Stream[PayloadT]:  # type: ignore[assignment]  # the default is for those who give no type
+        """Return a handle on a stream. No I/O happens, and the stream need not exist."""
+        return Stream(self, name, payload_type)
+
+    def list_streams(self) -> list[StreamInfo]:
+        """Return every stream, by name."""
+        return self._run(lambda: acts.list_streams(self._address.schema))
+
+    def list_consumers(self, stream: str | None = None) -> list[GroupInfo]:
+        """Return every consumer group, or those of one stream, by name."""
+        return self._run(lambda: acts.list_groups(self._address.schema, stream=stream))
+
+    # What the handles use
+
+    def _run(self, act: Callable[[], Act[ResultT]]) -> ResultT:
+        if not self._checked:
+            self._database.run(lambda: acts.check_installation(self._address.schema))
+            self._checked = True
+        return self._database.run(act)
+
+    def _find(self, act: Callable[[], Act[ResultT]]) -> ResultT | None:
+        try:
+            return self._run(act)
+        except NotFound:
+            return None
+
+    def _install_if_absent(self) -> None:
+        if not self._checked and not self._database.run(lambda: acts.is_installed(self._address.schema)):
+            self._migrate()
+
+    def _migrate(self) -> list[MigrationStep]:
+        applied = []
+        while step := self._database.run(lambda: acts.migrate_next(self._address.schema)):
+            applied.append(step)
+        return applied
+
+    def _log(self, stream: str, schema_version: int) -> _Log:
+        log = self._logs.get((stream, schema_version))
+        if log is None:
+            info = self._run(lambda: acts.get_stream(self._address.schema, name=stream))
+            log = self._logs.setdefault((stream, schema_version), _Log(self, info, schema_version))
+        return log
+
+
+class System:
+    """The installation: its migrations and its state."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def register(self) -> list[MigrationStep]:
+        """Install into the schema, or bring an installation up to date; return the steps that were applied.
+
+        Any number of processes may do so at once: one applies each step, the others wait for it.
+        """
+        return self._client._migrate()
+
+    def migrate(self) -> list[MigrationStep]:
+        """Bring an existing installation up to date; raise `NotInstalled` when there is none."""
+        if not self._client._database.run(lambda: acts.is_installed(self._client._address.schema)):
+            raise NotInstalled(f"schema {self._client._address.schema!r} holds no sqlstreams installation")
+        return self._client._migrate()
+
+    def status(self) -> SystemStatus:
+        """Return versions, and which migrations are applied and pending. Works on an empty database."""
+        database = self._client._database
+        with database.connection():
+            through_pooler = database.through_pooler
+        return database.run(lambda: acts.show_system(self._client._address.schema, through_pooler=through_pooler))
+
+
+class Stream(Generic[PayloadT]):
+    """A handle on a stream of one payload type."""
+
+    def __init__(self, client: Client, name: str, payload_type: type[PayloadT]) -> None:
+        self.name = check_name("stream", name)
+        self.payload_type = payload_type
+        self._client = client
+        self._schema = client._address.schema
+        self._codec = Codec(payload_type)
+
+    def register(self, *, max_payload: int = 1_048_576, partition_rows: int = 1_000_000) -> Self:
+        """Declare the stream and the shape of its payload; return this handle.
+
+        The newest declaration wins, and the same one again writes nothing. `max_payload` is in bytes of JSON,
+        `partition_rows` the ids that one partition of the log spans. A schema without an installation gets one.
+        Raises `PayloadShapeChanged` when this schema_version is on record with another shape.
+        """
+        options = StreamOptions(max_payload=max_payload, partition_rows=partition_rows)
+        self._client._install_if_absent()
+        self._client._run(
+            lambda: acts.register_stream(self._schema, name=self.name, options=options, codec=self._codec)
+        )
+        self._client._logs.pop((self.name, self._codec.schema_version), None)
+        return self
+
+    def get(self) -> StreamInfo | None:
+        """Return the stream as it is registered, or None."""
+        return self._client._find(lambda: acts.get_stream(self._schema, name=self.name))
+
+    def status(self) -> StreamStatus:
+        """Return what the log holds."""
+        return self._client._run(lambda: acts.stream_status(self._schema, name=self.name))
+
+    def rename(self, new_name: str) -> Stream[PayloadT]:
+        """Give the stream another name and return the handle for it. Its messages and groups stay."""
+        check_name("new_name", new_name)
+        self._client._run(lambda: acts.rename_stream(self._schema, name=self.name, new_name=new_name))
+        return Stream(self._client, new_name, self.payload_type)
+
+    def destroy(self) -> None:
+        """Remove the stream with its messages and groups, for ever. Needs a client with `allow_destroy=True`."""
+        allowed = self._client._allow_destroy
+        self._client._run(lambda: acts.destroy_stream(self._schema, name=self.name, allowed=allowed))
+        self._client._logs.pop((self.name, self._codec.schema_version), None)
+
+    def read(self, start: Start = "beginning", *, limit: int = 100) -> list[StoredMessage]:
+        """Return up to `limit` visible messages behind a position, without a group: for tools and tests."""
+        check_start("start", start)
+        check_integer("limit", limit, low=1, high=100_000)
+        position = self._position(start)
+        return self._client._run(
+            lambda: acts.read_messages(self._schema, name=self.name, from_id=position + 1, limit=limit)
+        )
+
+    def tail(self, start: Start = "head") -> Iterator[StoredMessage]:
+        """Yield messages behind a position as they come, in order and none left out, until the caller stops."""
+        check_start("start", start)
+        info = self._client._run(lambda: acts.get_stream(self._schema, name=self.name))
+        place, idle = Place(read=self._position(start)), 0
+        family = Family(self._schema, info.id)
+        while True:
+            here = place
+            messages, place = self._client._run(lambda here=here: read_on(family, here, limit=100))  # type: ignore[misc]  # mypy infers no default of a lambda
+            yield from messages
+            idle = 0 if messages or place != here else idle + 1
+            if not messages:
+                time.sleep(_TAIL_PAUSES[min(idle, len(_TAIL_PAUSES) - 1)])
+
+    def producer(self) -> Producer[PayloadT]:
+        """Return a handle to produce with. No I/O happens."""
+        return Producer(self)
+
+    def consumer(self, group: str) -> Consumer[PayloadT]:
+        """Return a handle on a consumer group of this stream. No I/O happens."""
+        return Consumer(self, group)
+
+    def _position(self, start: Start) -> int:
+        return self._client._run(lambda: acts.find_position(self._schema, name=self.name, start=start))
+
+
+class Producer(Generic[PayloadT]):
+    """Appends messages to a stream."""
+
+    def __init__(self, stream: Stream[PayloadT]) -> None:
+        self._stream = stream
+        self._client = stream._client
+        self._encoder = Encoder(stream._codec)
+
+    def register(self) -> Self:
+        """Check that the stream exists and is recorded with this payload's shape; return this handle.
+
+        Raises `NotFound` without the stream and `PayloadShapeChanged` for another shape.
+        """
+        info = self._client._run(lambda: acts.get_stream(self._stream._schema, name=self._stream.name))
+        self._client._run(lambda: acts.record_shape(self._stream._schema, info, self._stream._codec))
+        self._log()
+        return self
+
+    def produce(
+        self,
+        payload: PayloadT,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> Receipt:
+        """Append one message, durably when this returns. Threads that call at the same time share commits.
+
+        With `connection=` the message joins that connection's transaction instead and is durable when it commits;
+        consumers then find it by polling, or by the next wake-up. Raises `InvalidInput` for what cannot be stored,
+        `NotFound` without the stream, `DatabaseUnavailable` when nothing was written, `ProduceUncertain` when that
+        could not be learnt.
+        """
+        log = self._log()
+        encoded = self._encoder.one(
+            payload, max_payload=log.info.max_payload, key=key, routing_key=routing_key, headers=headers
+        )
+        if connection is not None:
+            return Receipt((log.append_within(connection, [encoded]))[0])
+        return Receipt(log.commits.produce(encoded))
+
+    def produce_many(
+        self,
+        messages: Iterable[PayloadT | Message[PayloadT]],
+        *,
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> list[Receipt]:
+        """Append all messages in one transaction or none; the receipts are in the order of the messages.
+
+        Each item is a payload, or a `Message` with options of its own. See `produce` for `connection` and errors.
+        """
+        log = self._log()
+        encoded = self._encoder.many(messages, max_payload=log.info.max_payload)
+        if not encoded:
+            return []
+        if connection is not None:
+            return [Receipt(message_id) for message_id in log.append_within(connection, encoded)]
+        return [Receipt(message_id) for message_id in log.append(encoded)]
+
+    def _log(self) -> _Log:
+        return self._client._log(self._stream.name, self._stream._codec.schema_version)
+
+
+class Consumer(Generic[PayloadT]):
+    """A handle on a consumer group. `stats` counts what this handle's `consume()` has done."""
+
+    def __init__(self, stream: Stream[PayloadT], group: str) -> None:
+        self.name = check_name("group", group)
+        self.stats = ConsumerStats()
+        self._stream = stream
+        self._client = stream._client
+        self._schema = stream._schema
+
+    def register(
+        self,
+        *,
+        start: Start = "beginning",
+        max_retries: int = 10,
+        retry_base: timedelta = timedelta(seconds=1),
+        retry_exponent: float = 2.0,
+        retry_cap: timedelta = timedelta(minutes=10),
+    ) -> Self:
+        """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
+
+        `start` counts only when the group is new: "beginning", "head", behind an id, or at an aware datetime. A failed
+        message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
+        `retry_cap`, of which a random half is taken off. Raises `NotFound` without the stream.
+        """
+        options = GroupOptions(
+            max_retries=max_retries, retry_base=retry_base, retry_exponent=retry_exponent, retry_cap=retry_cap
+        )
+        check_start("start", start)
+        self._client._run(
+            lambda: acts.register_group(
+                self._schema, stream=self._stream.name, name=self.name, start=start, options=options
+            )
+        )
+        return self
+
+    def get(self) -> GroupInfo | None:
+        """Return the group as it is registered, or None."""
+        return self._client._find(lambda: acts.get_group(self._schema, stream=self._stream.name, name=self.name))
+
+    def status(self) -> GroupStatus:
+        """Return where the group stands, and which open transactions hold back its next claim."""
+        return self._client._run(lambda: acts.group_status(self._schema, stream=self._stream.name, name=self.name))
+
+    def instances(self) -> list[Instance]:
+        """Return the processes that hold work of the group now."""
+        return self._client._run(lambda: acts.list_instances(self._schema, stream=self._stream.name, name=self.name))
+
+    def reclaims(self, *, limit: int = 100) -> list[Reclaim]:
+        """Return what was taken over from dead processes, the latest first: the reason of every duplicate."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(
+            lambda: acts.list_reclaims(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    def rename(self, new_name: str) -> Consumer[PayloadT]:
+        """Give the group another name and return the handle for it. Its cursor stays."""
+        check_name("new_name", new_name)
+        self._client._run(
+            lambda: acts.rename_group(self._schema, stream=self._stream.name, name=self.name, new_name=new_name)
+        )
+        return Consumer(self._stream, new_name)
+
+    def destroy(self) -> None:
+        """Remove the group with its cursor and exception rows. Needs a client with `allow_destroy=True`."""
+        allowed = self._client._allow_destroy
+        self._client._run(
+            lambda: acts.destroy_group(self._schema, stream=self._stream.name, name=self.name, allowed=allowed)
+        )
+
+    def consume(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 10,
+        prefetch: int | None = None,
+        grace: timedelta = timedelta(seconds=30),
+        signals: bool = True,
+    ) -> None:
+        """Deliver messages to `handler` until SIGTERM or SIGINT; see `AsyncConsumer.consume`.
+
+        Runs an event loop of its own in this thread, with connections of its own, so it raises RuntimeError where one
+        runs already. Only the main thread hears signals.
+        """
+        asyncio.run(self._consume(handler, concurrency=concurrency, prefetch=prefetch, grace=grace, signals=signals))
+
+    async def _consume(self, handler: Handler, **options: Any) -> None:
+        address = self._client._address
+        async with AsyncClient(
+            address.conninfo,
+            schema=address.schema,
+            pool_size=address.pool_size,
+            timeout=address.timeout,
+            lease_ttl=self._client._lease_ttl,
+            listen_url=self._client._listen_url,
+        ) as client:
+            consumer = client.stream(self._stream.name, self._stream.payload_type).consumer(self.name)
+            consumer.stats = self.stats
+            await consumer.consume(handler, **options)
+
+
+class _Log:
+    """A stream's log as one client appends to it."""
+
+    def __init__(self, client: Client, info: StreamInfo, schema_version: int) -> None:
+        self.info = info
+        self.commits = GroupCommit(self.append, max_pending=client._max_pending)
+        self._client = client
+        self._family = Family(client._address.schema, info.id)
+        self._room = LogRoom(self._family, info.partition_rows)
+        self._schema_version = schema_version
+
+    def append(self, messages: Sequence[Encoded]) -> list[int]:
+        """Append in a transaction of our own and wake the consumers."""
+        batch = statements(self._family, messages, schema_version=self._schema_version)
+        try:
+            appended = append(self._client._database, self._room, batch)
+        except NotInstalled as error:
+            raise self._gone(error) from error
+        self._client._notifier.notify(self._family.stream)
+        return [each.id for each in appended]
+
+    def append_within(self, connection: psycopg.Connection[Any], messages: Sequence[Encoded]) -> list[int]:
+        """Append in the caller's transaction."""
+        batch = statements(self._family, messages, schema_version=self._schema_version)
+        return [each.id for each in append_within(connection, self._room, batch)]
+
+    def _gone(self, error: NotInstalled) -> Exception:
+        self._client._logs.pop((self.info.name, self._schema_version), None)
+        return NotFound("stream", self.info.name)

@@ -1,0 +1,252 @@
+"""Payloads to JSON and back, checked so that what was produced can be consumed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from sqlstreams.errors import InvalidInput
+from sqlstreams.model import JsonSchema, RawPayload
+from sqlstreams.names import shorten
+
+PayloadT = TypeVar("PayloadT")
+
+_ENCODER = msgspec.json.Encoder()
+_UNTYPED = msgspec.json.Decoder()
+# What a schema says for people only: a change of words is no change of shape.
+_WORDS = frozenset({"title", "description", "examples", "$comment"})
+
+
+class DecodeFailed(ValueError):
+    """Stored JSON does not fit the payload type; the text says where."""
+
+
+class Codec(Generic[PayloadT]):
+    """Encodes and decodes one payload type.
+
+    A msgspec Struct, dataclass, TypedDict, attrs class, pydantic model, a plain JSON type, or `RawPayload`.
+    """
+
+    def __init__(self, payload_type: type[PayloadT]) -> None:
+        # Any JSON-able type, TypedDicts and unions among them, which `type` cannot say.
+        self.payload_type = payload_type
+        self.schema_version = _schema_version(payload_type)
+        self._dump, self._load = _faces(payload_type)
+
+    def encode(self, payload: PayloadT) -> bytes:
+        """Return `payload` as JSON; raise `InvalidInput` with the path of what no consumer could read back."""
+        try:
+            encoded = self._dump(payload)
+        except UnicodeEncodeError:
+            raise InvalidInput(_find(payload, _lone_surrogate), "must not contain a lone surrogate") from None
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise InvalidInput("payload", f"cannot be written as JSON: {error}") from None
+        # NaN and Infinity become null, and NUL an escape that PostgreSQL's text functions cannot read.
+        if b"null" in encoded and (path := _search(payload, _not_finite, "payload")):
+            raise InvalidInput(path, "must be a finite number")
+        if b"\\u0000" in encoded and (path := _search(_UNTYPED.decode(encoded), _nul, "payload")):
+            raise InvalidInput(path, "must not contain the character NUL")
+        try:
+            self._load(encoded)
+        except DecodeFailed as error:
+            raise InvalidInput("payload", f"is no {_type_name(self.payload_type)}: {error}") from None
+        return encoded
+
+    def decode(self, stored: bytes) -> PayloadT:
+        """Return the payload in `stored`; raise `DecodeFailed` when it does not fit the type."""
+        payload: PayloadT = self._load(stored)
+        return payload
+
+    def json_schema(self) -> JsonSchema | None:
+        """Return the shape of the type as a JSON Schema without words, or None where any JSON will do."""
+        payload_type: Any = self.payload_type
+        if payload_type in (RawPayload, Any, object, dict, list):
+            return None
+        if hasattr(payload_type, "model_json_schema"):
+            schema = payload_type.model_json_schema()
+        else:
+            schema = msgspec.json.schema(payload_type)
+        wordless = _without_words(schema)
+        if not isinstance(wordless, dict):
+            raise AssertionError("a JSON Schema is an object")
+        return wordless
+
+
+def fingerprint(schema: JsonSchema) -> str:
+    """Return a digest that is equal for equal shapes."""
+    return hashlib.sha256(msgspec.json.encode(schema, order="sorted")).hexdigest()
+
+
+def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
+    """Say in words how the fields of two shapes differ: added, removed, retyped, newly required or optional."""
+    old, new = _fields(recorded), _fields(given)
+    changes = [f"{name!r} was added" for name in sorted(new.keys() - old.keys())]
+    changes += [f"{name!r} was removed" for name in sorted(old.keys() - new.keys())]
+    changes += [
+        f"{name!r} was {old[name]}, is {new[name]}"
+        for name in sorted(old.keys() & new.keys())
+        if old[name] != new[name]
+    ]
+    return "; ".join(changes) or "a nested type differs"
+
+
+def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
+    """Return the stored form of a message's options that hold `headers`, or None when there are none."""
+    if not headers:
+        return None
+    for name, value in headers.items():
+        if not (isinstance(name, str) and isinstance(value, str)):  # type: ignore[redundant-expr]  # untyped callers
+            raise InvalidInput("headers", f"must map str to str, got {shorten(repr(name))}: {type(value).__name__}")
+        if "\x00" in name or "\x00" in value:
+            raise InvalidInput("headers", f"must not contain the character NUL, found in {shorten(name)}")
+    try:
+        encoded = _ENCODER.encode({"headers": dict(headers)})
+    except UnicodeEncodeError:
+        raise InvalidInput("headers", "must not contain a lone surrogate") from None
+    if len(encoded) > 16_384:
+        raise InvalidInput("headers", f"must have at most 16384 bytes together, got {len(encoded)}")
+    return encoded
+
+
+class _Options(Struct, frozen=True):
+    headers: dict[str, str] = {}
+
+
+_OPTIONS = msgspec.json.Decoder(_Options)
+
+
+def decode_headers(options: bytes | None) -> Mapping[str, str]:
+    """Return the headers in a message's stored options."""
+    return _OPTIONS.decode(options).headers if options else {}
+
+
+def _schema_version(payload_type: Any) -> int:
+    version = getattr(payload_type, "schema_version", 1)
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**31:
+        raise InvalidInput(
+            "schema_version", f"of {_type_name(payload_type)} must be an int of 1 or more, got {version!r}"
+        )
+    return version
+
+
+def _faces(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    if payload_type is RawPayload:
+        return _dump_raw, RawPayload
+    if hasattr(payload_type, "model_validate_json"):
+        return _pydantic_faces(payload_type)
+    try:
+        decoder = msgspec.json.Decoder(payload_type)
+    except TypeError as error:
+        raise InvalidInput("payload_type", f"{_type_name(payload_type)} cannot be a payload: {error}") from None
+
+    def load(stored: bytes) -> Any:
+        try:
+            return decoder.decode(stored)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DecodeFailed(str(error)) from None
+
+    return _ENCODER.encode, load
+
+
+def _pydantic_faces(model: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    def dump(payload: Any) -> bytes:
+        if not isinstance(payload, model):
+            raise InvalidInput("payload", f"must be a {model.__name__}, got {type(payload).__name__}")
+        return bytes(payload.model_dump_json().encode())
+
+    def load(stored: bytes) -> Any:
+        try:
+            return model.model_validate_json(stored)
+        except ValueError as error:
+            raise DecodeFailed(str(error)) from None
+
+    return dump, load
+
+
+def _dump_raw(payload: object) -> bytes:
+    if not isinstance(payload, bytes):
+        raise InvalidInput("payload", f"must be JSON as bytes, got {type(payload).__name__}")
+    try:
+        _UNTYPED.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput("payload", f"must be valid JSON: {error}") from None
+    return payload
+
+
+def _type_name(payload_type: object) -> str:
+    return getattr(payload_type, "__name__", None) or repr(payload_type)
+
+
+def _not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _nul(value: object) -> bool:
+    return isinstance(value, str) and "\x00" in value
+
+
+def _lone_surrogate(value: object) -> bool:
+    return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _find(payload: object, is_wrong: Callable[[object], bool]) -> str:
+    return _search(payload, is_wrong, "payload") or "payload"
+
+
+def _search(value: object, is_wrong: Callable[[object], bool], path: str) -> str | None:
+    if is_wrong(value):
+        return path
+    for name, inner in _members(value):
+        if found := _search(inner, is_wrong, f"{path}{name}"):
+            return found
+    return None
+
+
+def _members(value: object) -> list[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        keys = [(" key", key) for key in value]
+        return [*keys, *((f".{key}", inner) for key, inner in value.items())]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(f"[{position}]", inner) for position, inner in enumerate(value)]
+    fields: Any = getattr(value, "__struct_fields__", None) or getattr(value, "__dict__", ())
+    return [(f".{name}", getattr(value, name, None)) for name in fields]
+
+
+def _without_words(schema: object) -> object:
+    if isinstance(schema, dict):
+        return {
+            key: _each_without_words(inner) if key in ("properties", "$defs") else _without_words(inner)
+            for key, inner in schema.items()
+            if key not in _WORDS
+        }
+    if isinstance(schema, list):
+        return [_without_words(inner) for inner in schema]
+    return schema
+
+
+def _each_without_words(schemas: Mapping[str, object]) -> dict[str, object]:
+    # Here the keys are names of fields and types; a field may well be called "title".
+    return {name: _without_words(schema) for name, schema in schemas.items()}
+
+
+def _fields(schema: JsonSchema) -> dict[str, str]:
+    reference = schema.get("$ref", "")
+    shape = schema.get("$defs", {}).get(reference.rpartition("/")[2], schema)
+    required = set(shape.get("required", ()))
+    return {
+        name: ("" if name in required else "optional ") + _describe_type(field)
+        for name, field in shape.get("properties", {}).items()
+    }
+
+
+def _describe_type(field: Mapping[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_describe_type(each) for each in field["anyOf"])
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    return str(field.get("format") or field.get("type") or "anything")

@@ -1,0 +1,1 @@
+"""Delivering messages to the handlers of consumer groups."""

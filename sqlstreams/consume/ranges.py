@@ -1,0 +1,83 @@
+"""The work a process holds: leased ranges of the log, and rows of the exception queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from sqlstreams.statements import Columns
+
+# Where the columns of claim, take_over and claim_exceptions stand in a row.
+ID, PAYLOAD, KEY, ROUTING_KEY, OPTIONS, SCHEMA_VERSION, CREATED_AT, FAILURES, DELAYS = range(9)
+
+
+class Work:
+    """Messages under one token, handed out one by one. `lost` says that the token proves nothing any more."""
+
+    __slots__ = ("lost", "next", "rows", "token")
+
+    def __init__(self, token: UUID, rows: Sequence[Columns]) -> None:
+        self.token = token
+        self.rows: Final = rows
+        self.next = 0
+        self.lost = False
+
+    @property
+    def unstarted(self) -> int:
+        """How many messages no handler has begun."""
+        return len(self.rows) - self.next
+
+
+class Range(Work):
+    """A leased range of the log. Which of its messages are done is known here and checkpointed now and then."""
+
+    __slots__ = ("_done", "_left", "high", "low")
+
+    def __init__(self, token: UUID, rows: Sequence[Columns], *, low: int, high: int) -> None:
+        super().__init__(token, rows)
+        self.low = low
+        self.high = high
+        self._done = bytearray(len(rows))
+        self._left = len(rows)
+
+    def finish_one(self, index: int) -> bool:
+        """Note that the message at `index` needs nothing more from this range; say whether it was the last one."""
+        if not self._done[index]:
+            self._done[index] = 1
+            self._left -= 1
+        return self._left == 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every message is done."""
+        return self._left == 0
+
+    def progress(self) -> tuple[int, list[int]]:
+        """Return the id up to which everything is done, and the ids done beyond it. Any thread may ask."""
+        first_open = self._done.find(0)
+        if first_open < 0:
+            return self.high, []
+        resolved = self.rows[first_open][ID] - 1
+        done = [self.rows[index][ID] for index in range(first_open, len(self.rows)) if self._done[index]]
+        return resolved, done
+
+
+class Retries(Work):
+    """Rows of the exception queue; each is given back on its own."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, token: UUID, rows: Sequence[Columns]) -> None:
+        super().__init__(token, rows)
+        self._left = len(rows)
+
+    def finish_one(self) -> bool:
+        """Note that one row was given back; say whether it was the last one."""
+        self._left -= 1
+        return self._left == 0
+
+
+def attempts(row: Columns) -> tuple[Any, Any]:
+    """Return how often a row's message failed and was delayed before; a fresh message has no such columns."""
+    return (row[FAILURES], row[DELAYS]) if len(row) > FAILURES else (0, 0)

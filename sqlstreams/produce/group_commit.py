@@ -1,0 +1,142 @@
+"""Concurrent produce() calls that share commits: a batch is what arrived while the last commit was under way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from sqlstreams.errors import ProduceUncertain
+from sqlstreams.produce.batch import Encoded
+
+_LARGEST: Final = 1_000
+Append = Callable[[Sequence[Encoded]], list[int]]
+AsyncAppend = Callable[[Sequence[Encoded]], Awaitable[list[int]]]
+
+
+class _Ticket:
+    """One caller's message and, later, its id or the error of its commit."""
+
+    __slots__ = ("error", "id", "message")
+
+    def __init__(self, message: Encoded) -> None:
+        self.message = message
+        self.id: int | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.id is not None or self.error is not None
+
+
+class GroupCommit:
+    """For threads: the first to arrive commits for all that arrive meanwhile, then hands over."""
+
+    def __init__(self, append: Append, *, max_pending: int) -> None:
+        self._append = append
+        self._max_pending = max_pending
+        self._pending: deque[_Ticket] = deque()
+        self._leading = False
+        self._changed = threading.Condition()
+
+    def produce(self, message: Encoded) -> int:
+        """Append one message and return its id; waits while `max_pending` others wait."""
+        ticket = _Ticket(message)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._pending) < self._max_pending)
+            self._pending.append(ticket)
+        while self._must_lead(ticket):
+            self._lead()
+        if ticket.error is not None:
+            raise ticket.error
+        assert ticket.id is not None
+        return ticket.id
+
+    def _must_lead(self, ticket: _Ticket) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: ticket.is_settled or not self._leading)
+            if ticket.is_settled:
+                return False
+            self._leading = True
+            return True
+
+    def _lead(self) -> None:
+        with self._changed:
+            batch = [self._pending.popleft() for _ in range(min(len(self._pending), _LARGEST))]
+        try:
+            ids = self._append([ticket.message for ticket in batch])
+            for ticket, message_id in zip(batch, ids, strict=True):
+                ticket.id = message_id
+        except Exception as error:
+            for ticket in batch:
+                ticket.error = error
+        except BaseException:
+            for ticket in batch:
+                ticket.error = ProduceUncertain("the thread that was committing for this one was interrupted")
+            raise
+        finally:
+            with self._changed:
+                self._leading = False
+                self._changed.notify_all()
+
+
+class AsyncGroupCommit:
+    """For tasks: one flusher appends what is pending, again and again until nothing is."""
+
+    def __init__(self, append: AsyncAppend, *, max_pending: int) -> None:
+        self._append = append
+        self._max_pending = max_pending
+        self._pending: deque[tuple[Encoded, asyncio.Future[int]]] = deque()
+        self._room = asyncio.Event()
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def produce(self, message: Encoded) -> int:
+        """Append one message and return its id; waits while `max_pending` others wait.
+
+        A caller that is cancelled before its message was sent takes it back; afterwards the commit goes on.
+        """
+        while len(self._pending) >= self._max_pending:
+            self._room.clear()
+            await self._room.wait()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._pending.append((message, future))
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush())
+        return await future
+
+    async def close(self) -> None:
+        """Wait until everything pending is committed."""
+        if self._flusher is not None:
+            await self._flusher
+
+    async def _flush(self) -> None:
+        try:
+            while batch := self._take():
+                await self._append_batch(batch)
+        finally:
+            self._flusher = None
+
+    def _take(self) -> list[tuple[Encoded, asyncio.Future[int]]]:
+        batch: list[tuple[Encoded, asyncio.Future[int]]] = []
+        while self._pending and len(batch) < _LARGEST:
+            message, future = self._pending.popleft()
+            if not future.cancelled():
+                batch.append((message, future))
+        self._room.set()
+        return batch
+
+    async def _append_batch(self, batch: list[tuple[Encoded, asyncio.Future[int]]]) -> None:
+        try:
+            ids = await self._append([message for message, _ in batch])
+        except BaseException as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, future), message_id in zip(batch, ids, strict=True):
+            if not future.done():
+                future.set_result(message_id)

@@ -1,0 +1,265 @@
+-- name: claim
+-- Finish ranges and lease the next one: the contiguous run of visible ids behind the cursor, and across holes up to
+-- `settled`, the id below which nothing can appear any more. The ids are read first and the messages in a second
+-- pass, which is cheaper than carrying payloads through (benchmarks/consume.py). When the first id behind the cursor is
+-- missing although later ones can be seen, the answer is one row of nulls.
+with finished as (
+    delete from {schema}.claim_lease
+     where token = any(%(finished)s::uuid[])
+       and instance_id = %(instance_id)s
+),
+cursor as materialized (
+    -- A crash of the server may undo this and only repeat a delivery, so the commit need not wait for the disk.
+    select claimed, set_config('synchronous_commit', 'off', true) as lazily
+      from {schema}.consumer_group_cursor
+     where group_id = %(group_id)s
+       for update
+),
+scanned as materialized (
+    select id, row_number() over (order by id) as position
+      from {schema}.message_log_{stream}
+     where id > (select claimed from cursor)
+     order by id
+     limit %(limit)s
+),
+taken as materialized (
+    select (select claimed from cursor) as claimed, max(id) as high
+      from scanned
+     where id = (select claimed from cursor) + position
+        or id <= %(settled)s
+),
+lease as (
+    insert into {schema}.claim_lease (token, group_id, instance_id, low, high, resolved)
+    select %(token)s, %(group_id)s, %(instance_id)s, claimed + 1, high, claimed
+      from taken
+     where high is not null
+),
+moved as (
+    update {schema}.consumer_group_cursor c
+       set claimed = taken.high
+      from taken
+     where c.group_id = %(group_id)s
+       and taken.high is not null
+)
+select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
+  from {schema}.message_log_{stream} m
+ where m.id > (select claimed from taken)
+   and m.id <= (select high from taken)
+ union all
+select null, null, null, null, null, null, null
+  from taken
+ where high is null
+   and exists (select from scanned)
+ order by id
+
+-- name: finish
+-- Give back ranges that are finished to the last message.
+delete from {schema}.claim_lease
+ where token = any(%(finished)s::uuid[])
+   and instance_id = %(instance_id)s
+returning token, set_config('synchronous_commit', 'off', true)
+
+-- name: disown
+-- Free the ranges that the server thinks we hold and we know nothing of: the answer to a claim was lost, or a crash of
+-- the server undid a finish.
+update {schema}.claim_lease
+   set instance_id = null
+ where instance_id = %(instance_id)s
+   and group_id = %(group_id)s
+   and token <> all(%(known)s::uuid[])
+returning token, set_config('synchronous_commit', 'off', true)
+
+-- name: take_over
+-- Lease a range that nobody holds any more: freed by a clean stop, or of a process that stopped renewing (recorded).
+-- Messages with an exception row live on there and are not delivered again from here.
+with loose as materialized (
+    select l.token, l.instance_id, l.low, l.high, l.resolved, l.done, i.hostname, i.pid, i.id is not null as died,
+           set_config('synchronous_commit', 'off', true) as lazily
+      from {schema}.claim_lease l
+      left join {schema}.consumer_instance i on i.id = l.instance_id
+     where l.group_id = %(group_id)s
+       and (i.id is null or i.expires_at < now())
+     order by l.low
+     limit 1
+       for update of l skip locked
+),
+taken as (
+    update {schema}.claim_lease l
+       set token = %(token)s,
+           instance_id = %(instance_id)s,
+           reclaims = l.reclaims + loose.died::int,
+           claimed_at = now()
+      from loose
+     where l.token = loose.token
+    returning l.low, l.high, l.resolved, l.done, loose.died
+),
+recorded as (
+    insert into {schema}.reclaim_log
+           (group_id, low, high, resolved, done, from_instance, from_hostname, from_pid, to_instance)
+    select %(group_id)s, low, high, resolved, done, instance_id, hostname, pid, %(instance_id)s
+      from loose
+     where died
+)
+select t.low, t.high, t.died, m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
+  from taken t
+  left join {schema}.message_log_{stream} m
+    on m.id > t.resolved
+   and m.id <= t.high
+   and m.id <> all(t.done)
+   and not exists (select
+                     from {schema}.exception_queue_{stream} e
+                    where e.group_id = %(group_id)s
+                      and e.message_id = m.id)
+ order by m.id
+
+-- name: record_exceptions
+-- Give messages of leased ranges rows of their own, if the lease is still ours, and mark them done in it: the range
+-- never delivers them again, even when the row is gone by then. The lock on the lease keeps a process that takes the
+-- range over from reading it before this can be seen.
+with failed as (
+    select f.token, f.message_id, f.outcome, f.pause, f.error_type, f.error
+      from unnest(%(tokens)s::uuid[], %(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
+                  %(error_types)s::text[], %(errors)s::text[])
+        as f (token, message_id, outcome, pause, error_type, error)
+),
+held as (
+    update {schema}.claim_lease l
+       set done = l.done || f.message_ids
+      from (select token, array_agg(message_id) as message_ids from failed group by token) as f
+     where l.token = f.token
+       and l.instance_id = %(instance_id)s
+    returning l.token
+)
+insert into {schema}.exception_queue_{stream}
+       (group_id, message_id, state, failures, delays, can_run_after, error_type, error)
+select g.id,
+       f.message_id,
+       case when f.outcome = 'dead' or f.outcome = 'failed' and g.max_retries = 0 then 'dead' else 'ready' end,
+       (f.outcome <> 'delayed')::int,
+       (f.outcome = 'delayed')::int,
+       clock_timestamp() + make_interval(secs => case f.outcome
+           when 'delayed' then f.pause
+           else least(extract(epoch from g.retry_cap), extract(epoch from g.retry_base)) * (0.5 + random() / 2)
+       end),
+       f.error_type,
+       f.error
+  from failed f
+  join held using (token)
+  join {schema}.consumer_group_config g on g.id = %(group_id)s
+on conflict (group_id, message_id) do nothing
+returning message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in,
+          set_config('synchronous_commit', 'off', true)
+
+-- name: claim_exceptions
+-- Take rows that are due, the longest due first, for handlers that start at once.
+with due as materialized (
+    select message_id, set_config('synchronous_commit', 'off', true) as lazily
+      from {schema}.exception_queue_{stream}
+     where group_id = %(group_id)s
+       and state = 'ready'
+       and can_run_after <= now()
+     order by can_run_after
+     limit %(limit)s
+       for update skip locked
+),
+taken as (
+    update {schema}.exception_queue_{stream} e
+       set state = 'inflight',
+           instance_id = %(instance_id)s,
+           token = %(token)s,
+           updated_at = now()
+      from due
+     where e.group_id = %(group_id)s
+       and e.message_id = due.message_id
+    returning e.message_id, e.failures, e.delays
+)
+select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, t.failures, t.delays
+  from taken t
+  join {schema}.message_log_{stream} m on m.id = t.message_id
+ order by m.id
+
+-- name: complete_exceptions
+-- Remove rows whose message was handled, if they are still ours.
+delete from {schema}.exception_queue_{stream}
+ where group_id = %(group_id)s
+   and message_id = any(%(message_ids)s::bigint[])
+   and token = %(token)s
+returning message_id, set_config('synchronous_commit', 'off', true)
+
+-- name: return_exceptions
+-- Put rows back after a failed or delayed delivery, if they are still ours: charged, and dead when the retries are spent.
+update {schema}.exception_queue_{stream} e
+   set state = case
+           when f.outcome = 'dead' or f.outcome = 'failed' and e.failures + 1 > g.max_retries then 'dead'
+           else 'ready'
+       end,
+       failures = e.failures + (f.outcome <> 'delayed')::int,
+       delays = e.delays + (f.outcome = 'delayed')::int,
+       can_run_after = clock_timestamp() + make_interval(secs => case f.outcome
+           when 'delayed' then f.pause
+           -- The exponent is bounded, so that no number of failures overflows.
+           else least(extract(epoch from g.retry_cap)::float8,
+                      extract(epoch from g.retry_base)::float8 * power(g.retry_exponent, least(e.failures, 100)))
+                * (0.5 + random() / 2)
+       end),
+       instance_id = null,
+       token = null,
+       error_type = f.error_type,
+       error = f.error,
+       updated_at = now()
+  from unnest(%(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
+              %(error_types)s::text[], %(errors)s::text[])
+    as f (message_id, outcome, pause, error_type, error)
+  join {schema}.consumer_group_config g on g.id = %(group_id)s
+ where e.group_id = %(group_id)s
+   and e.message_id = f.message_id
+   and e.token = %(token)s
+returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_timestamp())::float8 as due_in,
+          set_config('synchronous_commit', 'off', true)
+
+-- name: release_exceptions
+-- Put rows back untouched that we took and do not know of or will not handle to an end.
+update {schema}.exception_queue_{stream}
+   set state = 'ready',
+       instance_id = null,
+       token = null,
+       updated_at = now()
+ where group_id = %(group_id)s
+   and state = 'inflight'
+   and instance_id = %(instance_id)s
+   and token <> all(%(known)s::uuid[])
+returning message_id
+
+-- name: free_exceptions
+-- Put back the rows of processes that stopped renewing, each charged once: its handler had started.
+with orphaned as materialized (
+    select e.message_id, e.token, i.hostname, i.pid, i.id, set_config('synchronous_commit', 'off', true) as lazily
+      from {schema}.exception_queue_{stream} e
+      left join {schema}.consumer_instance i on i.id = e.instance_id
+     where e.group_id = %(group_id)s
+       and e.state = 'inflight'
+       and (i.id is null or i.expires_at < now())
+     limit 1000
+       for update of e skip locked
+),
+recorded as (
+    insert into {schema}.reclaim_log
+           (group_id, low, high, resolved, done, from_instance, from_hostname, from_pid, to_instance)
+    select %(group_id)s, message_id, message_id, message_id - 1, '{}', id, hostname, pid, null
+      from orphaned
+)
+update {schema}.exception_queue_{stream} e
+   set state = case when e.failures + 1 > g.max_retries then 'dead' else 'ready' end,
+       failures = e.failures + 1,
+       can_run_after = now() + g.retry_base,
+       instance_id = null,
+       token = null,
+       error_type = 'ProcessDied',
+       error = 'the process stopped renewing its lease while it worked on this message',
+       updated_at = now()
+  from orphaned o
+  join {schema}.consumer_group_config g on g.id = %(group_id)s
+ where e.group_id = %(group_id)s
+   and e.message_id = o.message_id
+   and e.token = o.token
+returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_timestamp())::float8 as due_in

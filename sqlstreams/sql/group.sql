@@ -1,0 +1,103 @@
+-- name: insert_group
+-- Register a consumer group, unless there is one of this name; a second caller waits for the first to commit.
+insert into {schema}.consumer_group_config
+       (stream_id, name, max_retries, retry_base, retry_exponent, retry_cap, start_at)
+values (%(stream_id)s, %(name)s, %(max_retries)s, %(retry_base)s, %(retry_exponent)s, %(retry_cap)s, %(start_at)s)
+on conflict (stream_id, name) do nothing
+returning id
+
+-- name: insert_cursor
+-- Give a new group its cursor: everything up to `claimed` counts as handled.
+insert into {schema}.consumer_group_cursor (group_id, claimed)
+values (%(group_id)s, %(claimed)s)
+
+-- name: update_group
+-- Give a group the settings that were declared last.
+update {schema}.consumer_group_config
+   set max_retries = %(max_retries)s,
+       retry_base = %(retry_base)s,
+       retry_exponent = %(retry_exponent)s,
+       retry_cap = %(retry_cap)s,
+       updated_at = now()
+ where id = %(id)s
+
+-- name: get_group
+-- Read one group of a stream by name.
+select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.start_at,
+       g.created_at, g.updated_at
+  from {schema}.consumer_group_config g
+  join {schema}.stream_config s on s.id = g.stream_id
+ where g.stream_id = %(stream_id)s
+   and g.name = %(name)s
+
+-- name: list_groups
+-- Read every group, or those of one stream.
+select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.start_at,
+       g.created_at, g.updated_at
+  from {schema}.consumer_group_config g
+  join {schema}.stream_config s on s.id = g.stream_id
+ where %(stream_id)s::bigint is null
+    or g.stream_id = %(stream_id)s::bigint
+ order by s.name, g.name
+
+-- name: rename_group
+-- Give a group another name; its cursor stays.
+update {schema}.consumer_group_config
+   set name = %(new_name)s,
+       updated_at = now()
+ where id = %(id)s
+   and not exists (select
+                     from {schema}.consumer_group_config
+                    where stream_id = %(stream_id)s
+                      and name = %(new_name)s)
+returning id
+
+-- name: delete_group
+-- Remove a group with its cursor and leases.
+delete from {schema}.consumer_group_config
+ where id = %(id)s
+
+-- name: delete_exceptions
+-- Remove a group's exception rows.
+delete from {schema}.exception_queue_{stream}
+ where group_id = %(group_id)s
+
+-- name: log_group
+-- Keep what was declared, by whom and when.
+insert into {schema}.consumer_group_config_log (group_id, stream_id, action, config)
+select %(group_id)s, %(stream_id)s, %(action)s, %(config)s::jsonb
+
+-- name: count_group
+-- Read where one group stands. Every range below the lowest open lease is finished, so that is the committed cursor.
+select h.head,
+       c.claimed,
+       p.committed,
+       greatest(h.head - p.committed, 0) as lag,
+       coalesce((select clock_timestamp() - m.created_at
+                   from {schema}.message_log_{stream} m
+                  where m.id > p.committed
+                  order by m.id
+                  limit 1), interval '0') as lag_time,
+       l.leases,
+       l.processes,
+       (select count(*) from {schema}.exception_queue_{stream} where group_id = c.group_id and state = 'ready') as ready,
+       (select count(*) from {schema}.exception_queue_{stream} where group_id = c.group_id and state = 'inflight') as inflight,
+       (select count(*) from {schema}.exception_queue_{stream} where group_id = c.group_id and state = 'dead') as dead,
+       (select count(*) from {schema}.reclaim_log r where r.group_id = c.group_id) as reclaims
+  from {schema}.consumer_group_cursor c
+ cross join lateral (
+       select count(*)::int as leases, count(distinct instance_id)::int as processes, min(resolved) as resolved
+         from {schema}.claim_lease
+        where group_id = c.group_id) as l
+ cross join lateral (select least(c.claimed, l.resolved) as committed) as p
+ cross join lateral (
+       select coalesce((select id from {schema}.message_log_{stream} order by id desc limit 1), 0) as head) as h
+ where c.group_id = %(group_id)s
+
+-- name: list_reclaims
+-- Read what was taken over from dead processes of a group, the latest first.
+select group_id, low, high, resolved, done, from_hostname, from_pid, reclaimed_at
+  from {schema}.reclaim_log
+ where group_id = %(group_id)s
+ order by id desc
+ limit %(limit)s

@@ -1,0 +1,83 @@
+-- name: insert_instance
+-- Enter this process among the consumers, for as long as its heartbeat renews it.
+insert into {schema}.consumer_instance (token, hostname, pid, library, expires_at)
+values (%(token)s, %(hostname)s, %(pid)s, %(library)s, now() + make_interval(secs => %(ttl)s))
+returning id
+
+-- name: delete_forgotten_instances
+-- Remove processes that expired a day ago and hold nothing any more.
+delete from {schema}.consumer_instance i
+ where i.expires_at < now() - interval '1 day'
+   and not exists (select from {schema}.claim_lease where instance_id = i.id)
+
+-- name: renew_instance
+-- Push back the end of all our leases, if they are still ours.
+update {schema}.consumer_instance
+   set renewed_at = now(),
+       expires_at = now() + make_interval(secs => %(ttl)s)
+ where id = %(id)s
+   and token = %(token)s
+returning set_config('synchronous_commit', 'off', true)
+
+-- name: checkpoint
+-- Record how far ranges are finished, and return the leases that are still ours. What was recorded once stays: an
+-- older look at the range may arrive later.
+update {schema}.claim_lease l
+   set resolved = greatest(l.resolved, c.resolved),
+       done = array(select distinct id
+                      from unnest(l.done || c.done::bigint[]) as d (id)
+                     where id > greatest(l.resolved, c.resolved))
+  from unnest(%(tokens)s::uuid[], %(resolved)s::bigint[], %(done)s::text[]) as c (token, resolved, done)
+ where l.token = c.token
+   and l.instance_id = %(instance_id)s
+returning l.token, set_config('synchronous_commit', 'off', true)
+
+-- name: release_leases
+-- Free ranges at once for any process of the group, keeping what is done of them.
+update {schema}.claim_lease l
+   set resolved = greatest(l.resolved, c.resolved),
+       done = array(select distinct id
+                      from unnest(l.done || c.done::bigint[]) as d (id)
+                     where id > greatest(l.resolved, c.resolved)),
+       instance_id = null
+  from unnest(%(tokens)s::uuid[], %(resolved)s::bigint[], %(done)s::text[]) as c (token, resolved, done)
+ where l.token = c.token
+   and l.instance_id = %(instance_id)s
+returning l.token
+
+-- name: delete_instance
+-- Leave: whatever this process still holds is free for others from now on.
+delete from {schema}.consumer_instance
+ where id = %(id)s
+   and token = %(token)s
+
+-- name: list_instances
+-- Read the processes that hold or held work of a group.
+select distinct i.id, i.hostname, i.pid, i.started_at, i.expires_at
+  from {schema}.consumer_instance i
+  join {schema}.claim_lease l on l.instance_id = i.id
+ where l.group_id = %(group_id)s
+ order by i.id
+
+-- name: poll
+-- Ask in one go, for the groups of one stream: is there anything to claim, to take over or to free, and when is the
+-- next retry due (in seconds, null for none)?
+select c.group_id,
+       exists (select from {schema}.message_log_{stream} m where m.id > c.claimed) as fresh,
+       exists (select
+                 from {schema}.claim_lease l
+                 left join {schema}.consumer_instance i on i.id = l.instance_id
+                where l.group_id = c.group_id
+                  and (i.id is null or i.expires_at < now())) as loose,
+       exists (select
+                 from {schema}.exception_queue_{stream} e
+                 left join {schema}.consumer_instance i on i.id = e.instance_id
+                where e.group_id = c.group_id
+                  and e.state = 'inflight'
+                  and (i.id is null or i.expires_at < now())) as orphaned,
+       (select extract(epoch from min(e.can_run_after) - now())::double precision
+          from {schema}.exception_queue_{stream} e
+         where e.group_id = c.group_id
+           and e.state = 'ready') as due_in
+  from {schema}.consumer_group_cursor c
+ where c.group_id = any(%(group_ids_{stream})s::bigint[])

@@ -1,0 +1,137 @@
+-- name: insert_stream
+-- Register a stream, unless there is one of this name; a second caller waits for the first to commit.
+insert into {schema}.stream_config (name, max_payload, partition_rows)
+values (%(name)s, %(max_payload)s, %(partition_rows)s)
+on conflict (name) do nothing
+returning id, name, max_payload, partition_rows, created_at, updated_at
+
+-- name: get_stream
+-- Read one stream by name.
+select id, name, max_payload, partition_rows, created_at, updated_at
+  from {schema}.stream_config
+ where name = %(name)s
+
+-- name: lock_stream
+-- Read one stream by name and keep others from changing it until we commit.
+select id, name, max_payload, partition_rows, created_at, updated_at
+  from {schema}.stream_config
+ where name = %(name)s
+   for update
+
+-- name: update_stream
+-- Give a stream the settings that were declared last.
+update {schema}.stream_config
+   set max_payload = %(max_payload)s,
+       partition_rows = %(partition_rows)s,
+       updated_at = now()
+ where id = %(id)s
+returning id, name, max_payload, partition_rows, created_at, updated_at
+
+-- name: rename_stream
+-- Give a stream another name; its id and its tables stay.
+update {schema}.stream_config
+   set name = %(new_name)s,
+       updated_at = now()
+ where id = %(id)s
+   and not exists (select from {schema}.stream_config where name = %(new_name)s)
+returning id, name, max_payload, partition_rows, created_at, updated_at
+
+-- name: delete_stream
+-- Remove a stream's registration, and with it its groups and their leases.
+delete from {schema}.stream_config
+ where id = %(id)s
+
+-- name: drop_family
+-- Remove a stream's tables with everything in them.
+drop table if exists {schema}.message_log_{stream}, {schema}.exception_queue_{stream}
+
+-- name: forget_family
+-- Remove the record of a dropped family's migrations.
+delete from {schema}.migration_log
+ where scope = 'stream'
+   and stream_id = %(stream_id)s
+
+-- name: log_stream
+-- Keep what was declared, by whom and when.
+insert into {schema}.stream_config_log (stream_id, action, config)
+select %(stream_id)s, %(action)s, %(config)s::jsonb
+
+-- name: list_streams
+-- Read every stream by name.
+select id, name, max_payload, partition_rows, created_at, updated_at
+  from {schema}.stream_config
+ order by name
+
+-- name: count_log
+-- Read what one stream's log holds: its visible head, when it was produced, partitions, bytes and groups.
+select coalesce(m.id, 0) as head,
+       m.created_at as last_at,
+       (select count(*) from pg_inherits where inhparent = '{schema}.message_log_{stream}'::regclass)::int as partitions,
+       (select coalesce(sum(pg_total_relation_size(inhrelid)), 0)
+          from pg_inherits
+         where inhparent = '{schema}.message_log_{stream}'::regclass)::bigint as size,
+       (select count(*) from {schema}.consumer_group_config where stream_id = {stream})::int as groups
+  from (select 1) as always
+  left join lateral (select id, created_at from {schema}.message_log_{stream} order by id desc limit 1) as m on true
+
+-- name: insert_payload_schema
+-- Record the shape of a payload type, unless this version has one.
+insert into {schema}.payload_schema (stream_id, schema_version, fingerprint, json_schema)
+values (%(stream_id)s, %(schema_version)s, %(fingerprint)s, %(json_schema)s::jsonb)
+on conflict do nothing
+returning schema_version
+
+-- name: get_payload_schema
+-- Read the recorded shape of one version.
+select fingerprint, json_schema
+  from {schema}.payload_schema
+ where stream_id = %(stream_id)s
+   and schema_version = %(schema_version)s
+
+-- name: read_messages
+-- Read messages of a log in the order of their ids, from one id on.
+select id, payload, message_key, routing_key, options, schema_version, created_at
+  from {schema}.message_log_{stream}
+ where id >= %(from_id)s
+ order by id
+ limit %(limit)s
+
+-- name: read_settled_head
+-- Read the visible head and who could still fill a hole below it. The head comes from the statement's snapshot, the
+-- locks are read while it runs, that is later: whoever took an id up to this head and is not among these has ended.
+select (select id from {schema}.message_log_{stream} order by id desc limit 1) as head,
+       h.transaction, h.pid, h.application, h.state, h.age, h.gid
+  from (select 1) as always
+  left join lateral (
+       select l.virtualtransaction as transaction,
+              l.pid,
+              a.application_name as application,
+              a.state,
+              clock_timestamp() - a.xact_start as age,
+              p.gid
+         from pg_locks l
+         left join pg_stat_activity a on a.pid = l.pid
+         left join pg_prepared_xacts p on l.pid is null and '-1/' || p.transaction::text = l.virtualtransaction
+        where l.locktype = 'relation'
+          and l.mode = 'RowExclusiveLock'
+          and l.granted
+          and l.database = (select oid from pg_database where datname = current_database())
+          -- The partitions too: someone may write into one without going through the log.
+          and (l.relation = '{schema}.message_log_{stream}'::regclass
+               or l.relation in (select inhrelid
+                                   from pg_inherits
+                                  where inhparent = '{schema}.message_log_{stream}'::regclass))
+       ) as h on true
+
+-- name: find_id_at
+-- Read the last id produced before a time (0 when there is none).
+select coalesce(min(id) - 1, (select max(id) from {schema}.message_log_{stream}), 0) as id
+  from (select id
+          from {schema}.message_log_{stream}
+         where created_at >= %(at)s
+         order by id
+         limit 1) as first
+
+-- name: find_head
+-- Read the last visible id (0 when there is none).
+select coalesce((select id from {schema}.message_log_{stream} order by id desc limit 1), 0) as id

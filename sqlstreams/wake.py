@@ -1,0 +1,122 @@
+"""Wake-ups: one merged NOTIFY after our commits, and a LISTEN connection that is repaired. Both only save time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import psycopg
+
+from sqlstreams import statements
+from sqlstreams.database import Address, execute
+from sqlstreams.sql import quote_identifier
+
+_log = logging.getLogger("sqlstreams.wake")
+
+# Under load one notification stands for all commits of this many seconds; the first after a pause is sent at once.
+_SPACING = 0.002
+_REPAIR_LONGEST = 5.0
+
+
+def channel(schema: str) -> str:
+    """Return the name of the channel of one installation; PostgreSQL allows 63 bytes."""
+    return f"sqlstreams:{schema}".encode()[:63].decode(errors="ignore")
+
+
+class Notifier:
+    """Sends merged notifications on a connection and a thread of its own, so that no producer waits for one.
+
+    A notification that cannot be sent is dropped: consumers poll as well.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._pending: set[int] = set()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def notify(self, stream_id: int) -> None:
+        """Have the consumers of a stream woken soon. Returns at once; any thread may call it."""
+        with self._changed:
+            if self._closing:
+                return
+            self._pending.add(stream_id)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sqlstreams-notify", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send what is pending and stop; wait at most two seconds for that."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        connection: psycopg.Connection | None = None
+        while stream_ids := self._take():
+            try:
+                if connection is None or connection.closed:
+                    connection = psycopg.connect(self._address.conninfo, autocommit=True, prepare_threshold=None)
+                schema = self._address.schema
+                execute(connection, statements.notify(schema, channel=channel(schema), stream_ids=stream_ids))
+            except psycopg.Error as error:
+                _log.info("a wake-up was not sent, consumers will poll: %s", error)
+                if connection is not None:
+                    connection.close()
+                connection = None
+        if connection is not None:
+            connection.close()
+
+    def _take(self) -> list[int]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closing)
+            stream_ids = sorted(self._pending)
+            self._pending.clear()
+            return stream_ids
+
+
+class Listener:
+    """Hears which streams have news. `connected` says whether push works now; when it does not, polling remains."""
+
+    def __init__(self, conninfo: str, schema: str) -> None:
+        self._conninfo = conninfo
+        self._channel = channel(schema)
+        self.connected = False
+        self.reconnects = 0
+
+    async def run(self, wake: Callable[[int | None], None]) -> None:
+        """Call `wake` with the id of each stream that has news, or None when any may have; until cancelled."""
+        pause = 0.1
+        while True:
+            try:
+                async for stream_id in self._listen():
+                    pause = 0.1
+                    wake(stream_id)
+            except (psycopg.Error, OSError) as error:
+                self._report_loss(error)
+            self.connected = False
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(pause * 2, _REPAIR_LONGEST)
+
+    async def _listen(self) -> AsyncIterator[int | None]:
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+        async with connection:
+            await connection.execute(f"listen {quote_identifier(self._channel)}".encode())
+            if self.reconnects or self.connected:
+                _log.info("SQL0103 the listening connection is back")
+            self.connected = True
+            yield None  # whatever came before we listened
+            async for notification in connection.notifies():
+                yield int(notification.payload) if notification.payload.isdigit() else None
+
+    def _report_loss(self, error: Exception) -> None:
+        if self.connected:
+            self.reconnects += 1
+            _log.warning("SQL0103 the listening connection was lost, polling goes on: %s", str(error).strip())
