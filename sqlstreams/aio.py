@@ -11,10 +11,12 @@ import psycopg
 
 from sqlstreams import acts
 from sqlstreams.codec import Codec
-from sqlstreams.consume.consumption import ConsumeOptions, Consumption, Handler
+from sqlstreams.consume.consumption import ConsumeOptions, Consumption
 from sqlstreams.consume.presence import Presence
 from sqlstreams.consume.stopping import stopped_by_signals
+from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.tail import Place, read_on
+from sqlstreams.consume.workers import Handler
 from sqlstreams.database import AsyncDatabase, address
 from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
@@ -418,16 +420,16 @@ class AsyncConsumer(Generic[PayloadT]):
         )
         info = await self._client._run(lambda: acts.get_stream(self._schema, name=self._stream.name))
         group = await self._client._run(lambda: acts.get_group(self._schema, stream=self._stream.name, name=self.name))
-        consumption = Consumption(
-            self._client._database,
-            self._client._presence,
-            stream=info,
-            group=group,
-            codec=self._stream._codec,
-            handler=handler,
-            options=options,
+        subject = Subject(
+            database=self._client._database,
+            presence=self._client._presence,
+            family=Family(self._schema, info.id),
+            group_id=group.id,
+            stream=info.name,
+            group=group.name,
             stats=self.stats,
         )
+        consumption = Consumption(subject, codec=self._stream._codec, handler=handler, options=options)
         if signals:
             with stopped_by_signals(consumption):
                 await consumption.run()

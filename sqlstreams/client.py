@@ -13,8 +13,8 @@ import psycopg
 from sqlstreams import acts
 from sqlstreams.aio import AsyncClient
 from sqlstreams.codec import Codec
-from sqlstreams.consume.consumption import Handler
 from sqlstreams.consume.tail import Place, read_on
+from sqlstreams.consume.workers import Handler
 from sqlstreams.database import Database, address
 from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (

@@ -1,0 +1,158 @@
+"""Writing down what became of deliveries that did not just succeed, until the database has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import psycopg
+from msgspec import Struct
+
+from sqlstreams import statements
+from sqlstreams.consume.outcome import Outcome
+from sqlstreams.consume.ranges import ID, Range, Retries, Work
+from sqlstreams.consume.subject import Subject
+from sqlstreams.errors import DatabaseUnavailable
+from sqlstreams.statements import Failures, Recorded
+
+_log = logging.getLogger("sqlstreams.consume")
+
+_LONGEST_PAUSE: Final = 5.0
+
+
+class Returned(Struct, frozen=True):
+    """One delivery that ended: its work, its place there, and its outcome (None: it succeeded)."""
+
+    work: Work
+    index: int
+    outcome: Outcome | None
+
+    @property
+    def message_id(self) -> int:
+        """The id of the message."""
+        message_id: int = self.work.rows[self.index][ID]
+        return message_id
+
+
+class Recorder:
+    """Records failures of fresh messages, and every outcome of retries, in batches of what came meanwhile.
+
+    `finished` hears of ranges whose last message this settled, `retry_in` of the seconds until a retry is due.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        finished: Callable[[Range], None],
+        retry_in: Callable[[float], None],
+        check_fatal: Callable[[Exception], None],
+    ) -> None:
+        self.retries: dict[UUID, Retries] = {}
+        self._subject = subject
+        self._finished = finished
+        self._retry_in = retry_in
+        self._check_fatal = check_fatal
+        self._waiting: list[Returned] = []
+        self._added = asyncio.Event()
+        self._emptied = asyncio.Event()
+
+    def add(self, returned: Returned) -> None:
+        """Have a delivery's end recorded."""
+        self._waiting.append(returned)
+        self._added.set()
+
+    async def drain(self) -> None:
+        """Wait until everything that was added is recorded."""
+        while self._waiting:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    async def run(self) -> None:
+        """Record until cancelled; what cannot be recorded is tried again."""
+        pause = 0.0
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            try:
+                await self._record(list(self._waiting))
+                pause = 0.0
+            except (psycopg.Error, DatabaseUnavailable) as error:
+                self._check_fatal(error)
+                pause = min(max(pause * 2, 0.1), _LONGEST_PAUSE)
+                _log.warning("SQL0105 recording for %s failed, again in %.1f s: %s", self._subject, pause, error)
+                self._added.set()
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _record(self, batch: list[Returned]) -> None:
+        await self._record_fresh([each for each in batch if isinstance(each.work, Range)])
+        for token in {each.work.token for each in batch if isinstance(each.work, Retries)}:
+            await self._record_retries(token, [each for each in batch if each.work.token == token])
+        del self._waiting[: len(batch)]
+        self._emptied.set()
+
+    async def _record_fresh(self, returned: list[Returned]) -> None:
+        ours = [each for each in returned if not each.work.lost]
+        if ours:
+            recorded = await self._subject.database.query_once(
+                statements.record_exceptions(
+                    self._subject.family,
+                    group_id=self._subject.group_id,
+                    instance_id=self._subject.presence.instance_id,
+                    tokens=[each.work.token for each in ours],
+                    failures=_failures(ours),
+                )
+            )
+            self._count(recorded, ours)
+        for each in ours:
+            if isinstance(each.work, Range) and each.work.finish_one(each.index):
+                self._finished(each.work)
+
+    async def _record_retries(self, token: UUID, returned: list[Returned]) -> None:
+        await self._complete(token, [each.message_id for each in returned if each.outcome is None])
+        await self._put_back(token, [each for each in returned if each.outcome is not None])
+        for each in returned:
+            if isinstance(each.work, Retries) and each.work.finish_one():
+                self.retries.pop(token, None)
+
+    async def _complete(self, token: UUID, message_ids: list[int]) -> None:
+        if message_ids:
+            await self._subject.database.query_once(
+                statements.complete_exceptions(
+                    self._subject.family, group_id=self._subject.group_id, token=token, message_ids=message_ids
+                )
+            )
+
+    async def _put_back(self, token: UUID, failed: list[Returned]) -> None:
+        if failed:
+            recorded = await self._subject.database.query_once(
+                statements.return_exceptions(
+                    self._subject.family, group_id=self._subject.group_id, token=token, failures=_failures(failed)
+                )
+            )
+            self._count(recorded, failed)
+
+    def _count(self, recorded: list[Recorded], returned: list[Returned]) -> None:
+        stats = self._subject.stats
+        delayed = {each.message_id for each in returned if each.outcome is not None and each.outcome.kind == "delayed"}
+        for row in recorded:
+            stats.delayed += row.message_id in delayed
+            stats.failed += row.message_id not in delayed
+            stats.dead += row.state == "dead"
+            if row.state == "ready":
+                self._retry_in(row.due_in)
+
+
+def _failures(returned: list[Returned]) -> Failures:
+    outcomes = [each.outcome for each in returned if each.outcome is not None]
+    return Failures(
+        message_ids=[each.message_id for each in returned],
+        outcomes=[outcome.kind for outcome in outcomes],
+        pauses=[outcome.pause for outcome in outcomes],
+        error_types=[outcome.error_type for outcome in outcomes],
+        errors=[outcome.error for outcome in outcomes],
+    )

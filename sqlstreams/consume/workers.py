@@ -1,0 +1,106 @@
+"""Running the user's handler on messages of the queue, as many at a time as were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from sqlstreams.consume.context import current
+from sqlstreams.consume.outcome import Outcome, decide
+from sqlstreams.consume.ranges import ID, PAYLOAD, Work
+from sqlstreams.consume.subject import Subject
+from sqlstreams.consume.threads import HandlerThread
+from sqlstreams.consume.work_queue import WorkQueue
+
+_log = logging.getLogger("sqlstreams.consume")
+
+Handler = Callable[[Any], Awaitable[object] | object]
+Settle = Callable[[Work, int, Outcome | None], None]
+
+_BREATHE_EVERY: Final = 100
+
+
+class Workers:
+    """Calls the handler. `settle` hears how each delivery ended, `hungry` that work runs short."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        queue: WorkQueue,
+        *,
+        handler: Handler,
+        decode: Callable[[bytes], Any],
+        settle: Settle,
+        hungry: Callable[[], None],
+    ) -> None:
+        self._stream, self._group = subject.stream, subject.group
+        self._queue = queue
+        self._handler = handler
+        self._decode = decode
+        self._settle = settle
+        self._hungry = hungry
+        self._is_async = _is_async(handler)
+
+    async def run_one(self, number: int) -> None:
+        """Handle one message after the other until the queue is closed."""
+        thread = None if self._is_async else HandlerThread(f"sqlstreams-handler-{number}")
+        try:
+            await self._handle_all(thread)
+        finally:
+            if thread is not None:
+                thread.close()
+
+    async def _handle_all(self, thread: HandlerThread | None) -> None:
+        queue, handled = self._queue, 0
+        while not queue.is_closed:
+            if queue.is_empty:
+                self._hungry()
+                await queue.wait()
+                continue
+            work, index = queue.take()
+            self._hungry()
+            await self._handle(work, index, thread)
+            handled += 1
+            if handled % _BREATHE_EVERY == 0:
+                # A handler that never waits would keep the claims from being made ahead.
+                await asyncio.sleep(0)
+
+    async def _handle(self, work: Work, index: int, thread: HandlerThread | None) -> None:
+        row = work.rows[index]
+        current.set((self._stream, self._group, row))
+        try:
+            payload = self._decode(row[PAYLOAD])
+            if thread is None:
+                await self._handler(payload)  # type: ignore[misc]  # _is_async said so
+            else:
+                await _call_in(thread, self._handler, payload)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # we are being stopped: the message was not done and is not charged
+            self._failed(work, index, error)
+        except Exception as error:
+            self._failed(work, index, error)
+        else:
+            self._settle(work, index, None)
+
+    def _failed(self, work: Work, index: int, error: BaseException) -> None:
+        outcome = decide(error)
+        _log.info(
+            "SQL0106 message %d of stream %s in group %s: %s by %s: %s",
+            work.rows[index][ID], self._stream, self._group, outcome.kind, outcome.error_type, outcome.error,
+        )  # fmt: skip
+        self._settle(work, index, outcome)
+
+
+async def _call_in(thread: HandlerThread, handler: Handler, payload: Any) -> None:
+    result = await thread.call(handler, payload)
+    if inspect.isawaitable(result):
+        await result
+
+
+def _is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004  # an object with an async __call__
