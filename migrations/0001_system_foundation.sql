@@ -139,3 +139,97 @@ begin
     return edge;
 end
 $sqlstreams$;
+
+-- The last visible id of a stream's log (0 when there is none) and when it was produced.
+create function {schema}.log_head(of_stream bigint, out head bigint, out last_at timestamptz)
+language plpgsql stable as $sqlstreams$
+begin
+    execute pg_catalog.format('select id, created_at from %I.%I order by id desc limit 1',
+        {schema_literal}, 'message_log_' || of_stream) into head, last_at;
+    head := coalesce(head, 0);
+end
+$sqlstreams$;
+
+-- What one group has before it: how long ago the first message behind `committed` was produced, and its exceptions.
+create function {schema}.group_backlog(
+    of_stream bigint, of_group bigint, committed bigint,
+    out lag_time interval, out ready bigint, out inflight bigint, out dead bigint)
+language plpgsql stable as $sqlstreams$
+begin
+    execute pg_catalog.format('select clock_timestamp() - created_at from %I.%I where id > $1 order by id limit 1',
+        {schema_literal}, 'message_log_' || of_stream) into lag_time using committed;
+    execute pg_catalog.format(
+        'select count(*) filter (where state = ''ready''), count(*) filter (where state = ''inflight''),'
+        '       count(*) filter (where state = ''dead'') from %I.%I where group_id = $1',
+        {schema_literal}, 'exception_queue_' || of_stream) into ready, inflight, dead using of_group;
+    lag_time := coalesce(lag_time, interval '0');
+end
+$sqlstreams$;
+
+create view {schema}.stream_status as
+select s.name,
+       s.id,
+       h.head,
+       h.last_at,
+       p.partitions,
+       p.size,
+       (select count(*) from {schema}.consumer_group_config g where g.stream_id = s.id)::int as groups
+  from {schema}.stream_config s
+ cross join lateral {schema}.log_head(s.id) as h
+ cross join lateral (
+       select count(*)::int as partitions, coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::bigint as size
+         from pg_catalog.pg_inherits i
+        where i.inhparent = pg_catalog.to_regclass(
+                  pg_catalog.format('%I.%I', {schema_literal}, 'message_log_' || s.id))) as p;
+
+-- Every range below the lowest open lease is finished, so that is the committed cursor.
+create view {schema}.consumer_group_status as
+select s.name as stream,
+       g.name,
+       g.id,
+       h.head,
+       c.claimed,
+       p.committed,
+       greatest(h.head - p.committed, 0) as lag,
+       b.lag_time,
+       l.leases,
+       l.processes,
+       b.ready,
+       b.inflight,
+       b.dead,
+       (select count(*) from {schema}.reclaim_log r where r.group_id = g.id) as reclaims
+  from {schema}.consumer_group_config g
+  join {schema}.stream_config s on s.id = g.stream_id
+  join {schema}.consumer_group_cursor c on c.group_id = g.id
+ cross join lateral {schema}.log_head(s.id) as h
+ cross join lateral (
+       select count(*)::int as leases, count(distinct instance_id)::int as processes, min(resolved) as resolved
+         from {schema}.claim_lease
+        where group_id = g.id) as l
+ cross join lateral (select least(c.claimed, l.resolved) as committed) as p
+ cross join lateral {schema}.group_backlog(s.id, g.id, p.committed) as b;
+
+comment on view {schema}.stream_status is 'Every stream and what its log holds';
+comment on column {schema}.stream_status.name is 'the stream';
+comment on column {schema}.stream_status.id is 'its id, the suffix of its tables';
+comment on column {schema}.stream_status.head is 'the last visible message id, 0 when there is none';
+comment on column {schema}.stream_status.last_at is 'when that message was produced';
+comment on column {schema}.stream_status.partitions is 'how many partitions the log has';
+comment on column {schema}.stream_status.size is 'bytes of the log with its index';
+comment on column {schema}.stream_status.groups is 'how many consumer groups read it';
+
+comment on view {schema}.consumer_group_status is 'Every consumer group and where it stands';
+comment on column {schema}.consumer_group_status.stream is 'the stream it reads';
+comment on column {schema}.consumer_group_status.name is 'the group';
+comment on column {schema}.consumer_group_status.id is 'its id';
+comment on column {schema}.consumer_group_status.head is 'the last visible message id of the stream';
+comment on column {schema}.consumer_group_status.claimed is 'the last id handed to a process';
+comment on column {schema}.consumer_group_status.committed is 'everything up to this id was handled, or has an exception row';
+comment on column {schema}.consumer_group_status.lag is 'ids between committed and head; rolled-back ones count until passed';
+comment on column {schema}.consumer_group_status.lag_time is 'how long ago the first message behind committed was produced';
+comment on column {schema}.consumer_group_status.leases is 'ranges that are leased to processes or free to be taken over';
+comment on column {schema}.consumer_group_status.processes is 'how many processes hold one';
+comment on column {schema}.consumer_group_status.ready is 'failed or delayed messages that wait for their next delivery';
+comment on column {schema}.consumer_group_status.inflight is 'such messages that are being delivered';
+comment on column {schema}.consumer_group_status.dead is 'messages whose retries are spent, or that can never succeed';
+comment on column {schema}.consumer_group_status.reclaims is 'how often work was taken over from a process that died';

@@ -184,9 +184,10 @@ def list_streams(schema: str) -> Act[list[StreamInfo]]:
 
 def stream_status(schema: str, *, name: str) -> Act[StreamStatus]:
     """Read what a stream's log holds."""
-    info = yield from get_stream(schema, name=name)
-    count = (yield from ask(statements.count_log(Family(schema, info.id))))[0]
-    return StreamStatus(name=info.name, id=info.id, **msgspec.structs.asdict(count))
+    found = yield from ask(statements.get_stream_status(schema, name=name))
+    if not found:
+        raise NotFound("stream", name)
+    return found[0]
 
 
 def rename_stream(schema: str, *, name: str, new_name: str) -> Act[StreamInfo]:
@@ -284,10 +285,9 @@ def group_status(schema: str, *, stream: str, name: str) -> Act[GroupStatus]:
     """Read where a group stands, and which open transactions hold back its next claim."""
     info = yield from get_stream(schema, name=stream)
     group = yield from _get_group(schema, info, name)
-    family = Family(schema, info.id)
-    count = (yield from ask(statements.count_group(family, group_id=group.id)))[0]
-    waiting = yield from _waiting_for(family, count.claimed)
-    return GroupStatus(stream=info.name, name=group.name, id=group.id, holders=waiting, **msgspec.structs.asdict(count))
+    status = (yield from ask(statements.get_group_status(schema, group_id=group.id)))[0]
+    waiting = yield from _waiting_for(Family(schema, info.id), status.claimed)
+    return msgspec.structs.replace(status, holders=waiting)
 
 
 def list_instances(schema: str, *, stream: str, name: str) -> Act[list[Instance]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from sqlstreams import model, sql
 from sqlstreams.codec import decode_headers
-from sqlstreams.model import GroupInfo, Holder, Instance, Reclaim, StoredMessage, StreamInfo
+from sqlstreams.model import GroupInfo, GroupStatus, Holder, Instance, Reclaim, StoredMessage, StreamInfo, StreamStatus
 from sqlstreams.options import GroupOptions, StreamOptions
 
 RowT = TypeVar("RowT")
@@ -106,16 +106,6 @@ class Privileges(Struct, frozen=True):
     may_consume: bool
 
 
-class LogCount(Struct, frozen=True):
-    """What one stream's log holds."""
-
-    head: int
-    last_at: datetime | None
-    partitions: int
-    size: int
-    groups: int
-
-
 class PayloadShape(Struct, frozen=True):
     """The recorded shape of one version of a payload type."""
 
@@ -140,22 +130,6 @@ class Fate(Struct, frozen=True):
     """What became of a transaction: committed, aborted, in progress, or None when too old to be known."""
 
     status: str | None
-
-
-class GroupCount(Struct, frozen=True):
-    """Where one group stands."""
-
-    head: int
-    claimed: int
-    committed: int
-    lag: int
-    lag_time: timedelta
-    leases: int
-    processes: int
-    ready: int
-    inflight: int
-    dead: int
-    reclaims: int
 
 
 class SettledHead(Struct, frozen=True):
@@ -348,8 +322,8 @@ def list_streams(schema: str) -> Statement[StreamInfo]:
     return _of_system("list_streams", schema, StreamInfo)
 
 
-def count_log(family: Family) -> Statement[LogCount]:
-    return _of_family("count_log", family, LogCount)
+def get_stream_status(schema: str, *, name: str) -> Statement[StreamStatus]:
+    return _of_system("get_stream_status", schema, StreamStatus, {"name": name})
 
 
 def insert_payload_schema(
@@ -468,8 +442,8 @@ def log_group(schema: str, *, stream_id: int, group_id: int, action: str, config
     return _of_system("log_group", schema, _nothing, parameters)
 
 
-def count_group(family: Family, *, group_id: int) -> Statement[GroupCount]:
-    return _of_family("count_group", family, GroupCount, {"group_id": group_id})
+def get_group_status(schema: str, *, group_id: int) -> Statement[GroupStatus]:
+    return _of_system("get_group_status", schema, GroupStatus, {"group_id": group_id})
 
 
 def list_reclaims(schema: str, *, group_id: int, limit: int) -> Statement[Reclaim]:

@@ -67,32 +67,11 @@ delete from {schema}.exception_queue_{stream}
 insert into {schema}.consumer_group_config_log (group_id, stream_id, action, config)
 select %(group_id)s, %(stream_id)s, %(action)s, %(config)s::jsonb
 
--- name: count_group
--- Read where one group stands. Every range below the lowest open lease is finished, so that is the committed cursor.
-select h.head,
-       c.claimed,
-       p.committed,
-       greatest(h.head - p.committed, 0) as lag,
-       coalesce((select clock_timestamp() - m.created_at
-                   from {schema}.message_log_{stream} m
-                  where m.id > p.committed
-                  order by m.id
-                  limit 1), interval '0') as lag_time,
-       l.leases,
-       l.processes,
-       (select count(*) from {schema}.exception_queue_{stream} where group_id = c.group_id and state = 'ready') as ready,
-       (select count(*) from {schema}.exception_queue_{stream} where group_id = c.group_id and state = 'inflight') as inflight,
-       (select count(*) from {schema}.exception_queue_{stream} where group_id = c.group_id and state = 'dead') as dead,
-       (select count(*) from {schema}.reclaim_log r where r.group_id = c.group_id) as reclaims
-  from {schema}.consumer_group_cursor c
- cross join lateral (
-       select count(*)::int as leases, count(distinct instance_id)::int as processes, min(resolved) as resolved
-         from {schema}.claim_lease
-        where group_id = c.group_id) as l
- cross join lateral (select least(c.claimed, l.resolved) as committed) as p
- cross join lateral (
-       select coalesce((select id from {schema}.message_log_{stream} order by id desc limit 1), 0) as head) as h
- where c.group_id = %(group_id)s
+-- name: get_group_status
+-- Read where one group stands.
+select stream, name, id, head, claimed, committed, lag, lag_time, leases, processes, ready, inflight, dead, reclaims
+  from {schema}.consumer_group_status
+ where id = %(group_id)s
 
 -- name: list_reclaims
 -- Read what was taken over from dead processes of a group, the latest first.

@@ -62,17 +62,11 @@ select id, name, max_payload, partition_rows, created_at, updated_at
   from {schema}.stream_config
  order by name
 
--- name: count_log
--- Read what one stream's log holds: its visible head, when it was produced, partitions, bytes and groups.
-select coalesce(m.id, 0) as head,
-       m.created_at as last_at,
-       (select count(*) from pg_inherits where inhparent = '{schema}.message_log_{stream}'::regclass)::int as partitions,
-       (select coalesce(sum(pg_total_relation_size(inhrelid)), 0)
-          from pg_inherits
-         where inhparent = '{schema}.message_log_{stream}'::regclass)::bigint as size,
-       (select count(*) from {schema}.consumer_group_config where stream_id = {stream})::int as groups
-  from (select 1) as always
-  left join lateral (select id, created_at from {schema}.message_log_{stream} order by id desc limit 1) as m on true
+-- name: get_stream_status
+-- Read what one stream's log holds.
+select name, id, head, last_at, partitions, size, groups
+  from {schema}.stream_status
+ where name = %(name)s
 
 -- name: insert_payload_schema
 -- Record the shape of a payload type, unless this version has one.
