@@ -233,3 +233,90 @@ comment on column {schema}.consumer_group_status.ready is 'failed or delayed mes
 comment on column {schema}.consumer_group_status.inflight is 'such messages that are being delivered';
 comment on column {schema}.consumer_group_status.dead is 'messages whose retries are spent, or that can never succeed';
 comment on column {schema}.consumer_group_status.reclaims is 'how often work was taken over from a process that died';
+
+-- Append one message from SQL: a trigger, psql, another language. Same limits as the client's, with SQLSTATEs of our
+-- own: SS010 (a value was refused, the column names the field) and SS012 (no such stream). The message belongs to the
+-- caller's transaction and wakes nobody: consumers find it by polling.
+create function {schema}.produce(
+    stream text, payload json, message_key text default null, routing_key text default null, headers json default null)
+returns bigint
+language plpgsql as $sqlstreams$
+declare
+    config     record;
+    log        text;
+    last_id    bigint;
+    message_id bigint;
+begin
+    select c.id, c.max_payload into config from {schema}.stream_config c where c.name = produce.stream;
+    if not found then
+        raise exception 'there is no stream named %', pg_catalog.quote_nullable(stream)
+            using errcode = 'SS012', hint = 'sqlstreams explain SQL0012';
+    end if;
+    perform {schema}.check_message(payload, message_key, routing_key, headers, config.max_payload);
+    log := pg_catalog.format('%I.%I', {schema_literal}, 'message_log_' || config.id);
+    -- Far from the edge there is room for everyone who inserts at this moment; near it the log is extended first. No
+    -- exception block: each would be a subtransaction, and many of those in one transaction slow the whole server.
+    execute pg_catalog.format('select last_value from %s', log || '_id') into last_id;
+    perform {schema}.extend_log(config.id, last_id + 10000);
+    execute pg_catalog.format(
+        'insert into %s (payload, message_key, routing_key, options) values ($1, $2, $3, $4) returning id', log)
+       into message_id
+      using payload, message_key, routing_key,
+            case when headers is not null then pg_catalog.json_build_object('headers', headers) end;
+    return message_id;
+end
+$sqlstreams$;
+
+-- Whether every string in some JSON is text that PostgreSQL can hold. json keeps what jsonb refuses.
+create function {schema}.is_text(payload json) returns boolean
+language plpgsql immutable as $sqlstreams$
+begin
+    perform payload::jsonb;
+    return true;
+exception when untranslatable_character or invalid_text_representation then
+    return false;
+end
+$sqlstreams$;
+
+-- Refuse what the clients refuse.
+create function {schema}.check_message(
+    payload json, message_key text, routing_key text, headers json, max_payload integer) returns void
+language plpgsql immutable as $sqlstreams$
+declare
+    field   text;
+    problem text;
+begin
+    if payload is null then
+        field := 'payload';
+        problem := 'must not be null';
+    elsif pg_catalog.octet_length(payload::text) > max_payload then
+        field := 'payload';
+        problem := pg_catalog.format('must have at most %s bytes as JSON, got %s', max_payload,
+            pg_catalog.octet_length(payload::text));
+    elsif payload::text ~* '\\u(0000|d[89a-f])' and not {schema}.is_text(payload) then
+        field := 'payload';
+        problem := 'must not contain the character NUL or a lone surrogate';
+    elsif pg_catalog.octet_length(message_key) not between 1 and 512 then
+        field := 'message_key';
+        problem := pg_catalog.format('must have 1 to 512 bytes, got %s', pg_catalog.octet_length(message_key));
+    elsif pg_catalog.octet_length(routing_key) not between 1 and 512 then
+        field := 'routing_key';
+        problem := pg_catalog.format('must have 1 to 512 bytes, got %s', pg_catalog.octet_length(routing_key));
+    elsif headers is not null and pg_catalog.json_typeof(headers) <> 'object' then
+        field := 'headers';
+        problem := 'must be a JSON object of texts';
+    elsif headers is not null and exists (
+        select from pg_catalog.json_each(headers) h where pg_catalog.json_typeof(h.value) <> 'string') then
+        field := 'headers';
+        problem := 'must be a JSON object of texts';
+    elsif pg_catalog.octet_length(headers::text) > 16384 then
+        field := 'headers';
+        problem := pg_catalog.format('must have at most 16384 bytes together, got %s',
+            pg_catalog.octet_length(headers::text));
+    end if;
+    if field is not null then
+        raise exception '% %', field, problem
+            using errcode = 'SS010', column = field, hint = 'sqlstreams explain SQL0010';
+    end if;
+end
+$sqlstreams$;
