@@ -88,7 +88,7 @@ def prepare_adapters(adapters: AdaptersMap) -> None:
 
 def is_broken(error: BaseException) -> bool:
     """Say whether an error means that the connection is lost, rather than that the statement was wrong."""
-    if isinstance(error, _BROKEN | PoolTimeout | DatabaseUnavailable):
+    if isinstance(error, (*_BROKEN, PoolTimeout, DatabaseUnavailable)):
         return True
     return (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
