@@ -16,6 +16,7 @@ from sqlstreams.model import (
     Instance,
     MigrationStep,
     Reclaim,
+    ServerStatus,
     StoredMessage,
     StreamInfo,
     StreamStatus,
@@ -84,6 +85,15 @@ def show_system(schema: str, *, through_pooler: bool) -> Act[SystemStatus]:
         applied=tuple(_describe_applied(each, names) for each in applied),
         pending=tuple(step.describe() for step in migration.pending(migration.shipped(), applied, streams)),
     )
+
+
+def show_server(schema: str) -> Act[ServerStatus]:
+    """Read what the server says of itself; works on an empty database too."""
+    settings = (yield from ask(statements.show_server(schema)))[0]
+    installed = yield from is_installed(schema)
+    privileges = (yield from ask(statements.show_privileges(schema)))[0] if installed else None
+    prepared = yield from ask(statements.list_prepared(schema))
+    return ServerStatus(settings=settings, privileges=privileges, prepared=tuple(prepared))
 
 
 def _no_streams() -> Act[list[NamedStream]]:
@@ -214,6 +224,12 @@ def read_messages(schema: str, *, name: str, from_id: int, limit: int) -> Act[li
     """Read messages of a stream in the order of their ids."""
     info = yield from get_stream(schema, name=name)
     return (yield from ask(statements.read_messages(Family(schema, info.id), from_id=from_id, limit=limit)))
+
+
+def read_last_messages(schema: str, *, name: str, limit: int) -> Act[list[StoredMessage]]:
+    """Read the last visible messages of a stream, in the order of their ids."""
+    info = yield from get_stream(schema, name=name)
+    return list(reversed((yield from ask(statements.read_last_messages(Family(schema, info.id), limit=limit)))))
 
 
 def find_position(schema: str, *, name: str, start: Start) -> Act[int]:

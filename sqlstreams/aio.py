@@ -29,6 +29,7 @@ from sqlstreams.model import (
     RawPayload,
     Receipt,
     Reclaim,
+    ServerStatus,
     StoredMessage,
     StreamInfo,
     StreamStatus,
@@ -174,6 +175,10 @@ class AsyncSystem:
             through_pooler = database.through_pooler
         return await database.run(lambda: acts.show_system(self._client._address.schema, through_pooler=through_pooler))
 
+    async def server(self) -> ServerStatus:
+        """Return what the server says of itself and of our role. Works on an empty database."""
+        return await self._client._database.run(lambda: acts.show_server(self._client._address.schema))
+
 
 class AsyncStream(Generic[PayloadT]):
     """A handle on a stream of one payload type."""
@@ -228,6 +233,11 @@ class AsyncStream(Generic[PayloadT]):
         return await self._client._run(
             lambda: acts.read_messages(self._schema, name=self.name, from_id=position + 1, limit=limit)
         )
+
+    async def last(self, *, limit: int = 10) -> list[StoredMessage]:
+        """Return the last visible messages, at most `limit`, in the order of their ids."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return await self._client._run(lambda: acts.read_last_messages(self._schema, name=self.name, limit=limit))
 
     async def tail(self, start: Start = "head") -> AsyncIterator[StoredMessage]:
         """Yield messages behind a position as they come, in order and none left out, until the caller stops."""

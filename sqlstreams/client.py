@@ -27,6 +27,7 @@ from sqlstreams.model import (
     RawPayload,
     Receipt,
     Reclaim,
+    ServerStatus,
     StoredMessage,
     StreamInfo,
     StreamStatus,
@@ -168,6 +169,10 @@ class System:
             through_pooler = database.through_pooler
         return database.run(lambda: acts.show_system(self._client._address.schema, through_pooler=through_pooler))
 
+    def server(self) -> ServerStatus:
+        """Return what the server says of itself and of our role. Works on an empty database."""
+        return self._client._database.run(lambda: acts.show_server(self._client._address.schema))
+
 
 class Stream(Generic[PayloadT]):
     """A handle on a stream of one payload type."""
@@ -222,6 +227,11 @@ class Stream(Generic[PayloadT]):
         return self._client._run(
             lambda: acts.read_messages(self._schema, name=self.name, from_id=position + 1, limit=limit)
         )
+
+    def last(self, *, limit: int = 10) -> list[StoredMessage]:
+        """Return the last visible messages, at most `limit`, in the order of their ids."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(lambda: acts.read_last_messages(self._schema, name=self.name, limit=limit))
 
     def tail(self, start: Start = "head") -> Iterator[StoredMessage]:
         """Yield messages behind a position as they come, in order and none left out, until the caller stops."""

@@ -214,6 +214,44 @@ class SystemStatus(Struct, frozen=True):
     pending: tuple[MigrationStep, ...]
 
 
+class ServerSettings(Struct, frozen=True):
+    """What a server says of itself and of our role: `read_at` by its clock, `connection_limit` for ordinary roles."""
+
+    version: str
+    version_number: int
+    database: str
+    role: str
+    in_recovery: bool
+    may_create_schema: bool
+    may_see_sessions: bool
+    fsync: bool
+    full_page_writes: bool
+    synchronous_commit: str
+    connection_limit: int
+    connections: int
+    read_at: datetime
+
+
+class Privileges(Struct, frozen=True):
+    """What our role may do with the installation."""
+
+    may_use: bool
+    may_create: bool
+    may_register: bool
+    may_consume: bool
+
+
+class ServerStatus(Struct, frozen=True):
+    """A server as it bears on an installation: `privileges` is None where nothing is installed.
+
+    `prepared` are the prepared transactions of the database, the oldest first.
+    """
+
+    settings: ServerSettings
+    privileges: Privileges | None
+    prepared: tuple[Holder, ...]
+
+
 class ConsumerStats(Struct):
     """What one `consume()` has counted since it began. Times waited for holders are in seconds."""
 

@@ -12,7 +12,18 @@ from msgspec import Struct
 
 from sqlstreams import model, sql
 from sqlstreams.codec import decode_headers
-from sqlstreams.model import GroupInfo, GroupStatus, Holder, Instance, Reclaim, StoredMessage, StreamInfo, StreamStatus
+from sqlstreams.model import (
+    GroupInfo,
+    GroupStatus,
+    Holder,
+    Instance,
+    Privileges,
+    Reclaim,
+    ServerSettings,
+    StoredMessage,
+    StreamInfo,
+    StreamStatus,
+)
 from sqlstreams.options import GroupOptions, StreamOptions
 
 RowT = TypeVar("RowT")
@@ -82,28 +93,6 @@ class NamedStream(Struct, frozen=True):
 
     id: int
     name: str
-
-
-class Server(Struct, frozen=True):
-    """What the server says of itself and of our role."""
-
-    version: str
-    version_number: int
-    pid: int
-    database: str
-    role: str
-    in_recovery: bool
-    may_create_schema: bool
-    may_see_sessions: bool
-
-
-class Privileges(Struct, frozen=True):
-    """What our role may do with the installation."""
-
-    may_use: bool
-    may_create: bool
-    may_register: bool
-    may_consume: bool
 
 
 class PayloadShape(Struct, frozen=True):
@@ -270,8 +259,12 @@ def list_stream_ids(schema: str) -> Statement[NamedStream]:
     return _of_system("list_stream_ids", schema, NamedStream)
 
 
-def show_server(schema: str) -> Statement[Server]:
-    return _of_system("show_server", schema, Server)
+def show_server(schema: str) -> Statement[ServerSettings]:
+    return _of_system("show_server", schema, ServerSettings)
+
+
+def list_prepared(schema: str) -> Statement[Holder]:
+    return _of_system("list_prepared", schema, Holder)
 
 
 def show_privileges(schema: str) -> Statement[Privileges]:
@@ -345,6 +338,10 @@ def get_payload_schema(schema: str, *, stream_id: int, schema_version: int) -> S
 
 def read_messages(family: Family, *, from_id: int, limit: int) -> Statement[StoredMessage]:
     return _of_family("read_messages", family, _stored_message, {"from_id": from_id, "limit": limit})
+
+
+def read_last_messages(family: Family, *, limit: int) -> Statement[StoredMessage]:
+    return _of_family("read_last_messages", family, _stored_message, {"limit": limit})
 
 
 def read_settled_head(family: Family) -> Statement[tuple[int, Holder | None]]:

@@ -90,32 +90,50 @@ select id, payload, message_key, routing_key, options, schema_version, created_a
  order by id
  limit %(limit)s
 
+-- name: read_last_messages
+-- Read the last visible messages of a log, the newest first.
+select id, payload, message_key, routing_key, options, schema_version, created_at
+  from {schema}.message_log_{stream}
+ order by id desc
+ limit %(limit)s
+
 -- name: read_settled_head
 -- Read the visible head and who could still fill a hole below it. The head comes from the statement's snapshot, the
 -- locks are read while it runs, that is later: whoever took an id up to this head and is not among these has ended.
-select (select id from {schema}.message_log_{stream} order by id desc limit 1) as head,
-       h.transaction, h.pid, h.application, h.state, h.age, h.gid
-  from (select 1) as always
-  left join lateral (
-       select l.virtualtransaction as transaction,
-              l.pid,
-              a.application_name as application,
-              a.state,
-              clock_timestamp() - a.xact_start as age,
-              p.gid
-         from pg_locks l
-         left join pg_stat_activity a on a.pid = l.pid
-         left join pg_prepared_xacts p on l.pid is null and '-1/' || p.transaction::text = l.virtualtransaction
-        where l.locktype = 'relation'
-          and l.mode = 'RowExclusiveLock'
-          and l.granted
-          and l.database = (select oid from pg_database where datname = current_database())
-          -- The partitions too: someone may write into one without going through the log.
-          and (l.relation = '{schema}.message_log_{stream}'::regclass
-               or l.relation in (select inhrelid
-                                   from pg_inherits
-                                  where inhparent = '{schema}.message_log_{stream}'::regclass))
-       ) as h on true
+with locks as materialized (
+    select pid, locktype, mode, granted, database, relation, transactionid, virtualtransaction
+      from pg_locks
+),
+holders as (
+    select distinct virtualtransaction, pid
+      from locks
+     where locktype = 'relation'
+       and mode = 'RowExclusiveLock'
+       and granted
+       and database = (select oid from pg_database where datname = current_database())
+       -- The partitions too: someone may write into one without going through the log.
+       and (relation = '{schema}.message_log_{stream}'::regclass
+            or relation in (select inhrelid
+                              from pg_inherits
+                             where inhparent = '{schema}.message_log_{stream}'::regclass))
+)
+select m.head,
+       -- A prepared transaction goes by its real id: its virtual one is another after a restart.
+       coalesce(x.transactionid::text, h.virtualtransaction) as transaction,
+       h.pid,
+       a.application_name as application,
+       a.state,
+       clock_timestamp() - coalesce(a.xact_start, p.prepared) as age,
+       p.gid
+  from (select (select id from {schema}.message_log_{stream} order by id desc limit 1) as head) as m
+  left join holders h on true
+  left join pg_stat_activity a on a.pid = h.pid
+  left join locks x
+    on h.pid is null
+   and x.pid is null
+   and x.locktype = 'transactionid'
+   and x.virtualtransaction = h.virtualtransaction
+  left join pg_prepared_xacts p on p.transaction = x.transactionid
 
 -- name: find_id_at
 -- Read the last id produced before a time (0 when there is none).

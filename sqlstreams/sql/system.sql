@@ -47,12 +47,28 @@ select id, name
 -- Read what the doctor and `system status` tell about the server and this role.
 select current_setting('server_version') as version,
        current_setting('server_version_num')::int as version_number,
-       pg_backend_pid() as pid,
        current_database() as database,
        current_user as role,
        pg_is_in_recovery() as in_recovery,
        has_database_privilege(current_database(), 'CREATE') as may_create_schema,
-       pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') as may_see_sessions
+       pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') as may_see_sessions,
+       current_setting('fsync')::bool as fsync,
+       current_setting('full_page_writes')::bool as full_page_writes,
+       current_setting('synchronous_commit') as synchronous_commit,
+       current_setting('max_connections')::int
+           - current_setting('superuser_reserved_connections')::int
+           -- New in PostgreSQL 16.
+           - coalesce(current_setting('reserved_connections', true)::int, 0) as connection_limit,
+       (select sum(numbackends)::int from pg_stat_database) as connections,
+       clock_timestamp() as read_at
+
+-- name: list_prepared
+-- Read the prepared transactions of this database, the oldest first: they hold back claims until somebody ends them.
+select '-1/' || transaction as transaction, null::int as pid, null::text as application, 'prepared' as state,
+       clock_timestamp() - prepared as age, gid
+  from pg_prepared_xacts
+ where database = current_database()
+ order by prepared
 
 -- name: show_privileges
 -- Read what this role may do with the installation.
