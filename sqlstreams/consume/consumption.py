@@ -74,6 +74,7 @@ class Consumption:
         self._orphaned = False
         self._doubtful = False
         self._retry_at: float | None = 0.0
+        self._retries_found = False
 
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -371,16 +372,17 @@ class Consumption:
                     limit=self._options.concurrency,
                 )
             )
-            if not rows:
-                return False
-            retries = self._recorder.retries[token] = Retries(token, rows)
+            if rows:
+                self._recorder.retries[token] = Retries(token, rows)
+                self._queue.put_first(self._recorder.retries[token])
         self._stats.retried += len(rows)
-        self._queue.put_first(retries)
         if len(rows) == self._options.concurrency:
             self._retry_at = 0.0
-        else:
-            self._presence.poll_soon()  # it says when the next one is due
-        return True
+        elif rows or self._retries_found:
+            # It says when the next one is due. When nothing was found twice, rows that are due are locked by others.
+            self._presence.poll_soon()
+        self._retries_found = bool(rows)
+        return self._retries_found
 
     async def _free_exceptions(self) -> None:
         statement = statements.free_exceptions(self._subject.family, group_id=self.group_id)
