@@ -579,5 +579,5 @@ def release_exceptions(family: Family, *, group_id: int, instance_id: int, known
     return _of_family("release_exceptions", family, Identified, parameters)
 
 
-def free_exceptions(family: Family, *, group_id: int) -> Statement[Recorded]:
-    return _of_family("free_exceptions", family, Recorded, {"group_id": group_id})
+def free_exceptions(family: Family, *, group_id: int, instance_id: int) -> Statement[Recorded]:
+    return _of_family("free_exceptions", family, Recorded, {"group_id": group_id, "instance_id": instance_id})

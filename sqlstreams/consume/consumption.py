@@ -385,7 +385,9 @@ class Consumption:
         return self._retries_found
 
     async def _free_exceptions(self) -> None:
-        statement = statements.free_exceptions(self._subject.family, group_id=self.group_id)
+        statement = statements.free_exceptions(
+            self._subject.family, group_id=self.group_id, instance_id=self._presence.instance_id
+        )
         for freed in await self._database.query_once(statement):
             self._retry_in(freed.due_in)
 

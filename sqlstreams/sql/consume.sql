@@ -70,7 +70,8 @@ update {schema}.claim_lease
 returning token, set_config('synchronous_commit', 'off', true)
 
 -- name: take_over
--- Lease a range that nobody holds any more: freed by a clean stop, or of a process that stopped renewing (recorded).
+-- Lease a range that nobody holds any more: freed by a clean stop, or of another process that stopped renewing
+-- (recorded). Our own, when we were late to renew, are still being worked on.
 -- Messages with an exception row live on there and are not delivered again from here.
 with loose as materialized (
     select l.token, l.instance_id, l.low, l.high, l.resolved, l.done, i.hostname, i.pid, i.id is not null as died,
@@ -78,7 +79,7 @@ with loose as materialized (
       from {schema}.claim_lease l
       left join {schema}.consumer_instance i on i.id = l.instance_id
      where l.group_id = %(group_id)s
-       and (i.id is null or i.expires_at < now())
+       and (i.id is null or i.expires_at < now() and i.id <> %(instance_id)s)
      order by l.low
      limit 1
        for update of l skip locked
@@ -122,13 +123,26 @@ with failed as (
                   %(error_types)s::text[], %(errors)s::text[])
         as f (token, message_id, outcome, pause, error_type, error)
 ),
-held as (
+held as materialized (
+    select token, resolved, done
+      from {schema}.claim_lease
+     where token = any(%(tokens)s::uuid[])
+       and instance_id = %(instance_id)s
+       for update
+),
+fresh as (
+    -- When the answer was lost this is asked again, and the row may have been handled and removed meanwhile.
+    select f.message_id, f.outcome, f.pause, f.error_type, f.error, f.token
+      from failed f
+      join held h using (token)
+     where f.message_id > h.resolved
+       and f.message_id <> all(h.done)
+),
+marked as (
     update {schema}.claim_lease l
        set done = l.done || f.message_ids
-      from (select token, array_agg(message_id) as message_ids from failed group by token) as f
+      from (select token, array_agg(message_id) as message_ids from fresh group by token) as f
      where l.token = f.token
-       and l.instance_id = %(instance_id)s
-    returning l.token
 )
 insert into {schema}.exception_queue_{stream}
        (group_id, message_id, state, failures, delays, can_run_after, error_type, error)
@@ -143,8 +157,7 @@ select g.id,
        end),
        f.error_type,
        f.error
-  from failed f
-  join held using (token)
+  from fresh f
   join {schema}.consumer_group_config g on g.id = %(group_id)s
 on conflict (group_id, message_id) do nothing
 returning message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in,
@@ -231,14 +244,14 @@ update {schema}.exception_queue_{stream}
 returning message_id
 
 -- name: free_exceptions
--- Put back the rows of processes that stopped renewing, each charged once: its handler had started.
+-- Put back the rows of other processes that stopped renewing, each charged once: its handler had started.
 with orphaned as materialized (
     select e.message_id, e.token, i.hostname, i.pid, i.id, set_config('synchronous_commit', 'off', true) as lazily
       from {schema}.exception_queue_{stream} e
       left join {schema}.consumer_instance i on i.id = e.instance_id
      where e.group_id = %(group_id)s
        and e.state = 'inflight'
-       and (i.id is null or i.expires_at < now())
+       and (i.id is null or i.expires_at < now() and i.id <> %(instance_id)s)
      limit 1000
        for update of e skip locked
 ),
