@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
 import psycopg
+from psycopg import errors as pg
 
 from sqlstreams import acts
 from sqlstreams.codec import Codec
 from sqlstreams.consume.consumption import ConsumeOptions, Consumption
 from sqlstreams.consume.presence import Presence
-from sqlstreams.consume.stopping import stopped_by_signals
+from sqlstreams.consume.stopping import Stop, stopped_by_signals
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.tail import Place, read_on
 from sqlstreams.consume.workers import Handler
@@ -428,9 +430,17 @@ class AsyncConsumer(Generic[PayloadT]):
             prefetch=None if prefetch is None else check_integer("prefetch", prefetch, low=1, high=10_000),
             grace=check_duration("grace", grace, low=timedelta(0), high=timedelta(days=1)).total_seconds(),
         )
+        stop = Stop()
+        with stopped_by_signals(stop) if signals else nullcontext():
+            subject = await stop.unless_asked(self._subject())
+            if subject is not None:
+                codec = self._stream._codec
+                await Consumption(subject, codec=codec, handler=handler, options=options, stop=stop).run()
+
+    async def _subject(self) -> Subject:
         info = await self._client._run(lambda: acts.get_stream(self._schema, name=self._stream.name))
         group = await self._client._run(lambda: acts.get_group(self._schema, stream=self._stream.name, name=self.name))
-        subject = Subject(
+        return Subject(
             database=self._client._database,
             presence=self._client._presence,
             family=Family(self._schema, info.id),
@@ -439,12 +449,6 @@ class AsyncConsumer(Generic[PayloadT]):
             group=group.name,
             stats=self.stats,
         )
-        consumption = Consumption(subject, codec=self._stream._codec, handler=handler, options=options)
-        if signals:
-            with stopped_by_signals(consumption):
-                await consumption.run()
-        else:
-            await consumption.run()
 
 
 class _Log:
@@ -464,15 +468,19 @@ class _Log:
         try:
             appended = await aappend(self._client._database, self._room, batch)
         except NotInstalled as error:
-            raise self._gone(error) from error
+            raise self._gone() from error
         self._client._notifier.notify(self._family.stream)
         return [each.id for each in appended]
 
     async def append_within(self, connection: psycopg.AsyncConnection[Any], messages: Sequence[Encoded]) -> list[int]:
         """Append in the caller's transaction."""
         batch = statements(self._family, messages, schema_version=self._schema_version)
-        return [each.id for each in await aappend_within(connection, self._room, batch)]
+        try:
+            appended = await aappend_within(connection, self._room, batch)
+        except pg.UndefinedTable as error:
+            raise self._gone() from error
+        return [each.id for each in appended]
 
-    def _gone(self, error: NotInstalled) -> Exception:
+    def _gone(self) -> NotFound:
         self._client._logs.pop((self.info.name, self._schema_version), None)
         return NotFound("stream", self.info.name)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
 import psycopg
+from psycopg import errors as pg
 
 from sqlstreams import acts
 from sqlstreams.aio import AsyncClient
@@ -441,15 +442,19 @@ class _Log:
         try:
             appended = append(self._client._database, self._room, batch)
         except NotInstalled as error:
-            raise self._gone(error) from error
+            raise self._gone() from error
         self._client._notifier.notify(self._family.stream)
         return [each.id for each in appended]
 
     def append_within(self, connection: psycopg.Connection[Any], messages: Sequence[Encoded]) -> list[int]:
         """Append in the caller's transaction."""
         batch = statements(self._family, messages, schema_version=self._schema_version)
-        return [each.id for each in append_within(connection, self._room, batch)]
+        try:
+            appended = append_within(connection, self._room, batch)
+        except pg.UndefinedTable as error:
+            raise self._gone() from error
+        return [each.id for each in appended]
 
-    def _gone(self, error: NotInstalled) -> Exception:
+    def _gone(self) -> NotFound:
         self._client._logs.pop((self.info.name, self._schema_version), None)
         return NotFound("stream", self.info.name)

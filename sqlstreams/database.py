@@ -13,7 +13,7 @@ from psycopg import errors as pg
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import Format
+from psycopg.pq import Format, PipelineStatus
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
@@ -173,10 +173,14 @@ class Database:
         try:
             return attempt()
         except DatabaseUnavailable as error:
-            if isinstance(error.__cause__, PoolTimeout):
-                raise
-            self._pool.check()
+            self.renew_pool(error)
             return attempt()
+
+    def renew_pool(self, error: DatabaseUnavailable) -> None:
+        """Replace the connections that broke; raise `error` again when there was none to be had in time."""
+        if isinstance(error.__cause__, PoolTimeout):
+            raise error
+        self._pool.check()
 
 
 class AsyncDatabase:
@@ -230,7 +234,7 @@ class AsyncDatabase:
         try:
             return await self._run_once(act())
         except DatabaseUnavailable as error:
-            await self._renew_pool(error)
+            await self.renew_pool(error)
             return await self._run_once(act())
 
     async def query(self, statement: Statement[RowT]) -> list[RowT]:
@@ -238,7 +242,7 @@ class AsyncDatabase:
         try:
             return await self.query_once(statement)
         except DatabaseUnavailable as error:
-            await self._renew_pool(error)
+            await self.renew_pool(error)
             return await self.query_once(statement)
 
     async def query_once(self, statement: Statement[RowT]) -> list[RowT]:
@@ -253,7 +257,8 @@ class AsyncDatabase:
         async with self.connection() as connection, connection.transaction():
             return await adrive(connection, act)
 
-    async def _renew_pool(self, error: DatabaseUnavailable) -> None:
+    async def renew_pool(self, error: DatabaseUnavailable) -> None:
+        """Replace the connections that broke; raise `error` again when there was none to be had in time."""
         if isinstance(error.__cause__, PoolTimeout):
             raise error
         await self._pool.check()
@@ -263,6 +268,7 @@ def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> 
     """Ask one statement on a connection, ours or a user's."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
+        synchronise(connection)
         return [statement.row(*row) for row in cursor.fetchall()] if cursor.description else []
 
 
@@ -270,7 +276,22 @@ async def aexecute(connection: psycopg.AsyncConnection[Any], statement: Statemen
     """Ask one statement on a connection, ours or a user's."""
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
+        await asynchronise(connection)
         return [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []
+
+
+def synchronise(connection: psycopg.Connection[Any]) -> None:
+    """Have the answers of a user's connection in pipeline mode; any other connection has them already."""
+    if connection.info.pipeline_status != PipelineStatus.OFF:
+        with connection.pipeline():
+            pass  # the end of an inner block waits for them
+
+
+async def asynchronise(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Have the answers of a user's connection in pipeline mode; any other connection has them already."""
+    if connection.info.pipeline_status != PipelineStatus.OFF:
+        async with connection.pipeline():
+            pass  # the end of an inner block waits for them
 
 
 def drive(connection: psycopg.Connection[Any], act: Act[ResultT]) -> ResultT:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -12,14 +14,18 @@ from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
 from sqlstreams import statements
-from sqlstreams.database import AsyncDatabase, Database, aexecute, execute, is_broken
-from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain
-from sqlstreams.produce.batch import prepare_adapters
+from sqlstreams.database import AsyncDatabase, Database, aexecute, asynchronise, execute, is_broken, synchronise
+from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
+from sqlstreams.produce.batch import CHUNK_ROWS, prepare_adapters
 from sqlstreams.statements import Appended, Family, Statement
 
+_log = logging.getLogger("sqlstreams.produce")
+
 _ASK_EVERY = 0.05
-_FRESH_FOR = 10.0
+# Twice what producers can use up in a second (benchmarks/produce.py).
+_FRESH_FOR = 1.0
 _ROOM = 100_000
+_ATTEMPTS = 10
 
 
 class CommitLost(Exception):
@@ -58,9 +64,9 @@ class LogRoom:
         """Whether no other producer can have used up what is left since we looked."""
         return self._edge - self._last_id > _ROOM and time.monotonic() - self._seen_at < _FRESH_FOR
 
-    def extension(self) -> Statement[statements.Edge]:
-        """Return the statement that makes room for one more partition's worth of ids."""
-        return statements.extend_log(self.family, ahead=self.partition_rows)
+    def extension(self, batch: Sequence[Statement[Appended]] = ()) -> Statement[statements.Edge]:
+        """Return the statement that makes room for a batch and one more partition's worth of ids."""
+        return statements.extend_log(self.family, ahead=len(batch) * CHUNK_ROWS + self.partition_rows)
 
 
 def meets_edge(error: BaseException) -> bool:
@@ -73,13 +79,19 @@ def meets_edge(error: BaseException) -> bool:
 
 def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended]]) -> list[Appended]:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
-    for _ in range(3):
+    for attempt in range(_ATTEMPTS):
         try:
             appended = _commit(database, batch)
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
-            make_room(database, room)
+            with suppress(pg.LockNotAvailable):  # another one is making it
+                make_room(database, room, batch)
+            continue
+        except DatabaseUnavailable as error:  # before the commit
+            if attempt:
+                raise
+            database.renew_pool(error)
             continue
         except CommitLost as lost:
             if not _was_committed(database, lost.appended):
@@ -87,9 +99,9 @@ def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended
             appended = lost.appended
         room.saw(appended[-1].id)
         if room.is_short:
-            make_room(database, room)
+            _make_room_ahead(database, room)
         return appended
-    raise DatabaseUnavailable("the messages could not be appended in three attempts; nothing was written")
+    raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
 def append_within(
@@ -97,6 +109,7 @@ def append_within(
 ) -> list[Appended]:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
+    _join_transaction(connection)
     if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
         appended = [row for statement in batch for row in execute(connection, statement)]
     else:
@@ -105,9 +118,17 @@ def append_within(
     return appended
 
 
-def make_room(database: Database, room: LogRoom) -> None:
-    """Make the next partitions."""
-    room.extended(database.query(room.extension())[0].edge)
+def make_room(database: Database, room: LogRoom, batch: Sequence[Statement[Appended]] = ()) -> None:
+    """Make the next partitions, for a batch and more."""
+    room.extended(database.query(room.extension(batch))[0].edge)
+
+
+def _make_room_ahead(database: Database, room: LogRoom) -> None:
+    # The messages are in the log already, so this must not fail; whoever meets the edge makes room then.
+    try:
+        make_room(database, room)
+    except (psycopg.Error, SqlstreamsError) as error:
+        _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
 def _commit(database: Database, batch: Sequence[Statement[Appended]]) -> list[Appended]:
@@ -126,6 +147,14 @@ def _commit(database: Database, batch: Sequence[Statement[Appended]]) -> list[Ap
         return appended
 
 
+def _join_transaction(connection: psycopg.Connection[Any]) -> None:
+    # What psycopg would begin for the first statement it must also begin here: a block would end it at its own end.
+    synchronise(connection)
+    if connection.info.transaction_status == TransactionStatus.IDLE and not connection.autocommit:
+        connection.execute("select")
+        synchronise(connection)
+
+
 def _append_healing(
     connection: psycopg.Connection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
 ) -> list[Appended]:
@@ -136,7 +165,7 @@ def _append_healing(
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
-        room.extended(execute(connection, room.extension())[0].edge)
+        execute(connection, room.extension(batch))  # not noted in `room`: the caller may roll it back
         return [row for statement in batch for row in execute(connection, statement)]
 
 
@@ -158,13 +187,19 @@ def _was_committed(database: Database, appended: list[Appended]) -> bool:
 
 async def aappend(database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]]) -> list[Appended]:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
-    for _ in range(3):
+    for attempt in range(_ATTEMPTS):
         try:
             appended = await _acommit(database, batch)
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
-            await amake_room(database, room)
+            with suppress(pg.LockNotAvailable):  # another one is making it
+                await amake_room(database, room, batch)
+            continue
+        except DatabaseUnavailable as error:  # before the commit
+            if attempt:
+                raise
+            await database.renew_pool(error)
             continue
         except CommitLost as lost:
             if not await _awas_committed(database, lost.appended):
@@ -172,9 +207,9 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Sequence[Statem
             appended = lost.appended
         room.saw(appended[-1].id)
         if room.is_short:
-            await amake_room(database, room)
+            await _amake_room_ahead(database, room)
         return appended
-    raise DatabaseUnavailable("the messages could not be appended in three attempts; nothing was written")
+    raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
 async def aappend_within(
@@ -182,6 +217,7 @@ async def aappend_within(
 ) -> list[Appended]:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
+    await _ajoin_transaction(connection)
     if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
         appended = [row for statement in batch for row in await aexecute(connection, statement)]
     else:
@@ -190,9 +226,16 @@ async def aappend_within(
     return appended
 
 
-async def amake_room(database: AsyncDatabase, room: LogRoom) -> None:
-    """Make the next partitions."""
-    room.extended((await database.query(room.extension()))[0].edge)
+async def amake_room(database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]] = ()) -> None:
+    """Make the next partitions, for a batch and more."""
+    room.extended((await database.query(room.extension(batch)))[0].edge)
+
+
+async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:
+    try:
+        await amake_room(database, room)
+    except (psycopg.Error, SqlstreamsError) as error:
+        _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
 async def _acommit(database: AsyncDatabase, batch: Sequence[Statement[Appended]]) -> list[Appended]:
@@ -211,6 +254,13 @@ async def _acommit(database: AsyncDatabase, batch: Sequence[Statement[Appended]]
         return appended
 
 
+async def _ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
+    await asynchronise(connection)
+    if connection.info.transaction_status == TransactionStatus.IDLE and not connection.autocommit:
+        await connection.execute("select")
+        await asynchronise(connection)
+
+
 async def _aappend_healing(
     connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
 ) -> list[Appended]:
@@ -221,7 +271,7 @@ async def _aappend_healing(
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
-        room.extended((await aexecute(connection, room.extension()))[0].edge)
+        await aexecute(connection, room.extension(batch))  # not noted in `room`: the caller may roll it back
         return [row for statement in batch for row in await aexecute(connection, statement)]
 
 

@@ -19,7 +19,7 @@ from sqlstreams.statements import Appended, Family, Statement, produce_many
 PayloadT = TypeVar("PayloadT")
 
 # Larger arrays spill over work_mem on the server and are slower (benchmarks/produce.py).
-_CHUNK_ROWS: Final = 1_000
+CHUNK_ROWS: Final = 1_000
 _CHUNK_BYTES: Final = 2_000_000
 
 _LENGTH = struct.Struct(">i").pack
@@ -125,7 +125,7 @@ def statements(family: Family, messages: Sequence[Encoded], *, schema_version: i
 def _chunks(messages: Sequence[Encoded]) -> Iterator[Sequence[Encoded]]:
     start, size = 0, 0
     for end, message in enumerate(messages):
-        if end > start and (end - start == _CHUNK_ROWS or size + len(message.payload) > _CHUNK_BYTES):
+        if end > start and (end - start == CHUNK_ROWS or size + len(message.payload) > _CHUNK_BYTES):
             yield messages[start:end]
             start, size = end, 0
         size += len(message.payload)
