@@ -22,6 +22,7 @@ from sqlstreams.consume.pace import Pace
 from sqlstreams.consume.presence import Progress
 from sqlstreams.consume.ranges import ID, Range, Retries, Work
 from sqlstreams.consume.recorder import Recorder, Returned
+from sqlstreams.consume.stopping import Stop
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.work_queue import WorkQueue
 from sqlstreams.consume.workers import Handler, Workers
@@ -48,7 +49,9 @@ class ConsumeOptions(Struct, frozen=True):
 class Consumption:
     """Delivers one group's messages to one handler until it is stopped."""
 
-    def __init__(self, subject: Subject, *, codec: Codec[Any], handler: Handler, options: ConsumeOptions) -> None:
+    def __init__(
+        self, subject: Subject, *, codec: Codec[Any], handler: Handler, options: ConsumeOptions, stop: Stop
+    ) -> None:
         self.stream_id = subject.family.stream
         self.group_id = subject.group_id
         self._subject = subject
@@ -76,21 +79,23 @@ class Consumption:
         self._retry_at: float | None = 0.0
         self._retries_found = False
 
-        self._stop_asked = asyncio.Event()
-        self._stop_now = asyncio.Event()
+        self._stop = stop
         self._fatal: Exception | None = None
 
     # Starting and stopping
 
-    def stop(self) -> None:
-        """Start nothing more and let running handlers finish; when called again, cancel them."""
-        if self._stop_asked.is_set():
-            self._stop_now.set()
-        self._stop_asked.set()
-
     async def run(self) -> None:
         """Consume until stopped or cancelled; give back whatever was not done, uncharged."""
-        await self._presence.join(self)
+        try:
+            await self._stop.unless_asked(self._presence.join(self))
+            if not self._stop.asked.is_set():
+                await self._deliver()
+        finally:
+            await asyncio.shield(self._presence.leave(self))
+        if self._fatal is not None:
+            raise self._fatal
+
+    async def _deliver(self) -> None:
         workers = [
             asyncio.create_task(self._workers.run_one(number), name=f"sqlstreams-handler-{number}")
             for number in range(self._options.concurrency)
@@ -103,20 +108,19 @@ class Consumption:
             self._queue.close()
             await _cancel(feeder, *workers)
             await asyncio.shield(self._clean_up(recorder))
-        if self._fatal is not None:
-            raise self._fatal
 
     async def _until_stopped(
         self, workers: list[asyncio.Task[None]], feeder: asyncio.Task[None], recorder: asyncio.Task[None]
     ) -> None:
-        asked = asyncio.create_task(self._stop_asked.wait())
-        at_once = asyncio.create_task(self._stop_now.wait())
+        asked = asyncio.create_task(self._stop.asked.wait())
+        at_once = asyncio.create_task(self._stop.at_once.wait())
         try:
             done, _ = await asyncio.wait([asked, feeder, recorder, *workers], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not task.cancelled() and (error := task.exception()):
                     raise error
             self._queue.close()
+            _log.info("%s: stopping, running handlers have %g s to finish", self._subject, self._options.grace)
             finishing = asyncio.create_task(_join(workers))
             await asyncio.wait([finishing, at_once], timeout=self._options.grace, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(finishing)
@@ -134,7 +138,6 @@ class Consumption:
                 _log.warning("SQL0105 %s was not given back, its leases will run out: %s", self._subject, error)
         finally:
             await _cancel(recorder)
-            await self._presence.leave(self)
 
     async def _give_back(self) -> None:
         if self._finished:
@@ -156,8 +159,8 @@ class Consumption:
 
     def _fail(self, error: Exception) -> None:
         self._fatal = self._fatal or error
-        self._stop_now.set()
-        self._stop_asked.set()
+        self._stop.asked.set()
+        self._stop.at_once.set()
 
     def _check_fatal(self, error: Exception) -> None:
         cause = error.__cause__ if isinstance(error.__cause__, psycopg.Error) else error
@@ -250,7 +253,7 @@ class Consumption:
 
     async def _feed(self) -> None:
         pause = 0.0
-        while not self._stop_asked.is_set():
+        while not self._stop.asked.is_set():
             self._news.clear()
             try:
                 if not await self._feed_once():

@@ -100,10 +100,11 @@ class Presence:
         self.poll_soon()
 
     async def leave(self, member: Member) -> None:
-        """Remove a consumption; with the last one the row goes, and whatever it still holds is free."""
+        """Remove a consumption that joined or tried to; with the last one the row goes, and its work is free."""
         async with self._changing:
-            self._members.remove(member)
-            if not self._members:
+            if member in self._members:
+                self._members.remove(member)
+            if not self._members and self._identity is not None:
                 await self._exit()
 
     def poll_soon(self) -> None:

@@ -55,7 +55,7 @@ async def test_failures_of_a_process_that_woke_up_are_not_recorded(
 async def test_a_retry_of_a_process_that_woke_up_is_neither_completed_nor_charged_again(
     client: AsyncClient, group: AsyncConsumer[Note], start: Start
 ) -> None:
-    (message_id,) = await produce(client, 1)
+    await produce(client, 1)
     sleeper = start(handler="failing", seconds=0.2)
     await eventually(lambda: len(sleeper.deliveries("start")) == 2)
     sleeper.send(signal.SIGSTOP)
