@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -75,9 +75,12 @@ async def log(database_url: str) -> AsyncIterator[Log]:
 
 
 @pytest.fixture
-def two_phase(server_url: str) -> None:
-    """Skip the test where the server keeps no prepared transactions."""
-    with psycopg.connect(server_url) as connection:
-        row = connection.execute("show max_prepared_transactions").fetchone()
-    if row == ("0",):
-        pytest.skip("this server was started with max_prepared_transactions = 0")
+def two_phase(database_url: str) -> Iterator[None]:
+    """Skip the test where the server keeps no prepared transactions; leave none behind."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        if connection.execute("show max_prepared_transactions").fetchone() == ("0",):
+            pytest.skip("this server was started with max_prepared_transactions = 0")
+        yield
+        left = connection.execute("select gid from pg_prepared_xacts where database = current_database()").fetchall()
+        for (gid,) in left:
+            connection.execute(f"rollback prepared '{gid}'".encode())
