@@ -130,15 +130,15 @@ class Place(Struct, frozen=True):
 
 
 @contextmanager
-def place(arguments: Arguments) -> Iterator[Place]:
-    """Make a database on a server of our own with fsync on, or on the one that was named."""
+def place(arguments: Arguments, **settings: str) -> Iterator[Place]:
+    """Make a database on a server of our own with fsync on, or use the one that was named."""
     with tempfile.TemporaryDirectory(prefix="sqlstreams-benchmark-") as name:
         directory = Path(name)
         directory.chmod(0o755)
         if arguments.database_url is not None:
             yield from _database(arguments.database_url, directory)
         else:
-            with embedded.serve(directory / "server", settings=_SERVER_SETTINGS) as server:
+            with embedded.serve(directory / "server", settings=_SERVER_SETTINGS | settings) as server:
                 yield from _database(server.url, directory)
 
 
@@ -163,6 +163,7 @@ async def register(client: sqlstreams.AsyncClient, name: str = STREAM, *, partit
 def fill(place: Place, log: str, copy_file: Path, *, count: int, rows_in_file: int) -> None:
     """Append at least `count` messages by COPY, and let the planner know."""
     with psycopg.connect(place.url, autocommit=True) as connection:
+        connection.execute(b"select sqlstreams.extend_log(%s, %s)", [int(log.rpartition("_")[2]), count])
         for _ in range(-(-count // rows_in_file)):
             connection.execute(f"copy {log} (payload) from '{copy_file}'".encode())
         connection.execute(f"vacuum (analyze) {log}".encode())
