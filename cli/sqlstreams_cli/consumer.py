@@ -1,0 +1,199 @@
+"""`sqlstreams consumer`: consumer groups, where they stand, and running them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlstreams_cli import render
+from sqlstreams_cli.commands import command, noun
+from sqlstreams_cli.connect import Session
+from sqlstreams_cli.guard import confirm_destroying
+from sqlstreams_cli.values import parse_duration, parse_position
+
+if TYPE_CHECKING:
+    from sqlstreams import Client, Consumer, RawPayload
+
+app = noun("Register consumer groups, look at them and run them.")
+
+Group = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
+OfStream = Annotated[str, typer.Option("--stream", "-s", metavar="NAME", help="Its stream.", show_default=False)]
+
+
+@command(app, "list", example="sqlstreams consumer list")
+def list_consumers(
+    session: Session,
+    stream: Annotated[
+        str | None, typer.Option("--stream", "-s", metavar="NAME", help="Only the groups of this stream.")
+    ] = None,
+) -> None:
+    """List consumer groups and how far behind they are.
+
+    JSON: an array; each element has the fields of GroupInfo and GroupStatus.
+    """
+    with session.client() as client:
+        infos = client.list_consumers(stream)
+        shown = [each for info in infos if (each := _read(client, info.stream, info.name)) is not None]
+    if session.as_json:
+        render.print_json(shown)
+    else:
+        columns = ("stream", "name", "lag", "lag_time", "processes", "ready", "inflight", "dead", "holders")
+        render.print_table(shown, columns)
+
+
+@command(app, "get", example="sqlstreams consumer get invoice-runner --stream invoices")
+def get(session: Session, group: Group, stream: OfStream) -> None:
+    """Show one group: its settings, its lag, its processes, its exceptions and who holds back its next claim.
+
+    JSON: one object with the fields of GroupInfo and GroupStatus, and instances: the processes as an array.
+    """
+    with session.client() as client:
+        _show(session, _consumer(client, stream, group))
+
+
+@command(app, "register", example="sqlstreams consumer register invoice-runner --stream invoices --start head")
+def register(
+    session: Session,
+    group: Group,
+    stream: OfStream,
+    start: Annotated[
+        str,
+        typer.Option(metavar="POSITION", help="Where a new group begins: beginning, head, behind an id, or a time."),
+    ] = "beginning",
+    max_retries: Annotated[int, typer.Option(metavar="N", help="Deliveries after the first before it is dead.")] = 10,
+    retry_base: Annotated[str, typer.Option(metavar="DURATION", help="The pause after the first failure.")] = "1s",
+    retry_exponent: Annotated[float, typer.Option(metavar="X", help="By how much each pause is longer.")] = 2.0,
+    retry_cap: Annotated[str, typer.Option(metavar="DURATION", help="The longest pause.")] = "10m",
+) -> None:
+    """Declare a group. The newest declaration wins; the same one again changes nothing.
+
+    JSON: as of `consumer get`.
+    """
+    position = parse_position(start, option="--start")
+    base, cap = parse_duration(retry_base, option="--retry-base"), parse_duration(retry_cap, option="--retry-cap")
+    with session.client() as client:
+        consumer = _consumer(client, stream, group)
+        consumer.register(
+            start=position,  # type: ignore[arg-type]  # parse_position returns no other text
+            max_retries=max_retries,
+            retry_base=base,
+            retry_exponent=retry_exponent,
+            retry_cap=cap,
+        )
+        _show(session, consumer)
+
+
+@command(app, "rename", example="sqlstreams consumer rename invoice-runner runner --stream invoices")
+def rename(
+    session: Session,
+    group: Group,
+    new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
+    stream: OfStream,
+) -> None:
+    """Give a group another name. Its cursor stays.
+
+    JSON: as of `consumer get`.
+    """
+    with session.client() as client:
+        _show(session, _consumer(client, stream, group).rename(new_name))
+
+
+@command(app, "destroy", example="sqlstreams consumer destroy runner --stream invoices --yes")
+def destroy(
+    session: Session,
+    group: Group,
+    stream: OfStream,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name.")] = False,
+) -> None:
+    """Remove a group with its cursor and its exceptions. The messages stay. Asks for its name.
+
+    JSON: what `consumer get` said of it before.
+    """
+    with session.client(allow_destroy=True) as client:
+        consumer = _consumer(client, stream, group)
+        shown = _fields(consumer)
+        if not yes:
+            confirm_destroying(
+                group, f"consumer group {group} of stream {stream}, which is {shown['lag']:,} ids behind"
+            )
+        consumer.destroy()
+    if session.as_json:
+        render.print_json(shown)
+    else:
+        print(f"destroyed consumer group {group} of stream {stream}")
+
+
+@command(app, "run", example="sqlstreams consumer run builtins:print --stream invoices --group printer --register")
+def run(
+    session: Session,
+    handler: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="What is called with each payload.", show_default=False)
+    ],
+    stream: OfStream,
+    group: Annotated[str, typer.Option("--group", "-g", metavar="NAME", help="The group.", show_default=False)],
+    processes: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Run so many processes.")] = 1,
+    concurrency: Annotated[int, typer.Option(metavar="N", help="Handlers at a time, in each process.")] = 10,
+    prefetch: Annotated[
+        int | None, typer.Option(metavar="N", help="Messages claimed at a time. Else as many as the pace asks for.")
+    ] = None,
+    grace: Annotated[str, typer.Option(metavar="DURATION", help="How long handlers may go on after a signal.")] = "30s",
+    create: Annotated[bool, typer.Option("--register", help="Register the group if it is absent.")] = False,
+) -> None:
+    """Deliver messages to a function until SIGTERM or SIGINT.
+
+    The function is imported, from the current directory too. The annotation of its first parameter is the payload
+    type; without one, or with bytes, it gets the stored JSON as bytes. A second signal does not wait for handlers.
+
+    With --processes, a process that crashes is started again after a pause; all end when this one does.
+    """
+    from sqlstreams_cli import running
+
+    plan = running.Plan(
+        handler=handler,
+        stream=stream,
+        group=group,
+        processes=processes,
+        concurrency=concurrency,
+        prefetch=prefetch,
+        grace=parse_duration(grace, option="--grace"),
+        register=create,
+    )
+    code = running.run(session, plan)
+    if code:
+        raise typer.Exit(code)
+
+
+def _consumer(client: Client, stream: str, group: str) -> Consumer[RawPayload]:
+    from sqlstreams import RawPayload
+
+    return client.stream(stream, RawPayload).consumer(group)
+
+
+def _read(client: Client, stream: str, group: str) -> render.Fields | None:
+    from sqlstreams.errors import NotFound
+
+    try:
+        return _fields(_consumer(client, stream, group))
+    except NotFound:  # destroyed since it was listed
+        return None
+
+
+def _fields(consumer: Consumer[RawPayload]) -> dict[str, object]:
+    from sqlstreams.errors import NotFound
+
+    status = consumer.status()
+    info = consumer.get()
+    if info is None:
+        raise NotFound("consumer group", f"{consumer.name} on {status.stream}")
+    return render.fields(info, status)
+
+
+def _show(session: Session, consumer: Consumer[RawPayload]) -> None:
+    shown = _fields(consumer)
+    instances = consumer.instances()
+    if session.as_json:
+        render.print_json({**shown, "instances": instances})
+    else:
+        lines = [f"pid {each.pid} on {each.hostname} since {each.started_at:%Y-%m-%d %H:%M}" for each in instances]
+        render.print_fields({**shown, "instances": lines})

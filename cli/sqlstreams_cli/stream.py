@@ -1,0 +1,243 @@
+"""`sqlstreams stream`: streams, what goes into them and what lies in them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sqlstreams_cli import render
+from sqlstreams_cli.commands import command, noun
+from sqlstreams_cli.connect import Session, talk
+from sqlstreams_cli.guard import confirm_destroying
+from sqlstreams_cli.values import parse_position
+
+if TYPE_CHECKING:
+    from sqlstreams import Client, RawPayload, StoredMessage, Stream
+    from sqlstreams_cli.feed import Feed
+
+app = noun("Register streams, look at them, put messages in and read them.")
+
+Name = Annotated[str, typer.Argument(help="The stream.", show_default=False)]
+
+
+@command(app, "list", example="sqlstreams stream list")
+def list_streams(session: Session) -> None:
+    """List every stream.
+
+    JSON: an array; each element has the fields of StreamInfo and StreamStatus.
+    """
+    with session.client() as client:
+        shown = [each for info in client.list_streams() if (each := _read(client, info.name)) is not None]
+    if session.as_json:
+        render.print_json(shown)
+    else:
+        render.print_table(shown, ("name", "head", "last_at", "groups", "partitions", "size"))
+
+
+@command(app, "get", example="sqlstreams stream get invoices")
+def get(session: Session, name: Name) -> None:
+    """Show one stream and what its log holds.
+
+    JSON: one object with the fields of StreamInfo and StreamStatus.
+    """
+    with session.client() as client:
+        _show(session, client, name)
+
+
+@command(app, "register", example="sqlstreams stream register invoices")
+def register(
+    session: Session,
+    name: Name,
+    max_payload: Annotated[int, typer.Option(metavar="BYTES", help="The largest payload.")] = 1_048_576,
+    partition_rows: Annotated[int, typer.Option(metavar="N", help="The ids that a partition spans.")] = 1_000_000,
+) -> None:
+    """Declare a stream. The newest declaration wins; the same one again changes nothing.
+
+    Installs sqlstreams when the schema holds no installation. JSON: as of `stream get`.
+    """
+    with session.client() as client:
+        _stream(client, name).register(max_payload=max_payload, partition_rows=partition_rows)
+        _show(session, client, name)
+
+
+@command(app, "rename", example="sqlstreams stream rename invoices bills")
+def rename(
+    session: Session,
+    name: Name,
+    new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
+) -> None:
+    """Give a stream another name. Its messages and groups stay.
+
+    JSON: as of `stream get`.
+    """
+    with session.client() as client:
+        _stream(client, name).rename(new_name)
+        _show(session, client, new_name)
+
+
+@command(app, "destroy", example="sqlstreams stream destroy bills --yes")
+def destroy(
+    session: Session,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name.")] = False,
+) -> None:
+    """Remove a stream with its messages and consumer groups, for ever. Asks for its name.
+
+    JSON: what `stream get` said of it before.
+    """
+    with session.client(allow_destroy=True) as client:
+        stream = _stream(client, name)
+        shown = _fields(client, name)
+        if not yes:
+            confirm_destroying(name, f"stream {name}: {shown['head']:,} ids and {shown['groups']} consumer groups")
+        stream.destroy()
+    if session.as_json:
+        render.print_json(shown)
+    else:
+        print(f"destroyed stream {name}")
+
+
+@command(app, "produce", example="""echo '{"region": "eu"}' | sqlstreams stream produce invoices --key-field region""")
+def produce(
+    session: Session,
+    name: Name,
+    payload: Annotated[str | None, typer.Option(metavar="JSON", help="Produce this one message.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="PATH", help="Read lines from here instead of stdin.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="TEXT", help="The key of every message.")] = None,
+    key_field: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="The field of the payload whose value is the key.")
+    ] = None,
+    routing_key: Annotated[str | None, typer.Option(metavar="TEXT", help="The routing key of every message.")] = None,
+    routing_key_field: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="The field whose value is the routing key.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Most messages in a transaction.")] = 1_000,
+    skip: Annotated[int, typer.Option(metavar="N", min=0, help="Leave out the first N lines.")] = 0,
+) -> None:
+    """Append messages: one from --payload, or one from each line of JSON in a file or on stdin.
+
+    Blank lines are left out. A batch is committed as a whole. A line that is refused ends the run: what was produced
+    before its batch stays, and the output says how to go on with --skip.
+
+    JSON: one object with produced, first_id, last_id, lines and seconds, also when the run failed on the way.
+    """
+    from sqlstreams_cli.feed import Feed, Keys
+    from sqlstreams_cli.lines import open_lines
+
+    if payload is not None and (file is not None or skip):
+        raise typer.BadParameter("goes without --file and --skip", param_hint="--payload")
+    keys = Keys.checked(key=key, key_field=key_field, routing_key=routing_key, routing_key_field=routing_key_field)
+    with session.client() as client:
+        feed = Feed(_stream(client, name), keys)
+        try:
+            if payload is not None:
+                feed.produce_one(payload.encode("utf-8", "surrogateescape"))
+            else:
+                with open_lines(file) as source:
+                    feed.produce_lines(source, batch=batch, skip=skip)
+        except BaseException:
+            _show_feed(session, feed)
+            talk(feed.how_to_go_on())
+            raise
+        _show_feed(session, feed)
+
+
+@command(app, "tail", example="sqlstreams stream tail invoices --from beginning --limit 5")
+def tail(
+    session: Session,
+    name: Name,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="POSITION", help="beginning, head, the id to begin behind, or a time."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most so many messages.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with messages as they come.")] = False,
+) -> None:
+    """Show messages: the last 10, or those behind a position; with --follow also those to come.
+
+    With --follow a message is shown when nothing can appear before it any more, so none is left out.
+
+    JSON: one StoredMessage a line (NDJSON), its payload as JSON.
+    """
+    position = None if start is None else parse_position(start, option="--from")
+    with session.client() as client:
+        stream = _stream(client, name)
+        if position is None:
+            messages = _last(stream, limit=limit, follow=follow)
+        elif follow:
+            messages = stream.tail(position)  # type: ignore[arg-type]  # parse_position returns no other text
+        else:
+            messages = _read_all(stream, position)
+        _print_messages(session, itertools.islice(messages, limit), follow=follow)
+
+
+def _stream(client: Client, name: str) -> Stream[RawPayload]:
+    from sqlstreams import RawPayload
+
+    return client.stream(name, RawPayload)
+
+
+def _last(stream: Stream[RawPayload], *, limit: int | None, follow: bool) -> Iterator[StoredMessage]:
+    last = stream.last(limit=10 if limit is None or follow else limit)
+    yield from last
+    if follow:
+        yield from stream.tail(last[-1].id if last else "beginning")
+
+
+def _read_all(stream: Stream[RawPayload], position: object) -> Iterator[StoredMessage]:
+    while messages := stream.read(position, limit=1_000):  # type: ignore[arg-type]  # parse_position returns no other text
+        yield from messages
+        position = messages[-1].id
+
+
+def _print_messages(session: Session, messages: Iterable[StoredMessage], *, follow: bool) -> None:
+    for message in messages:
+        if session.as_json:
+            render.print_json_line(message)
+        else:
+            render.print_message(message)
+        if follow:
+            sys.stdout.flush()
+
+
+def _read(client: Client, name: str) -> render.Fields | None:
+    from sqlstreams.errors import NotFound
+
+    try:
+        return _fields(client, name)
+    except NotFound:  # destroyed since it was listed
+        return None
+
+
+def _fields(client: Client, name: str) -> dict[str, object]:
+    from sqlstreams.errors import NotFound
+
+    stream = _stream(client, name)
+    info = stream.get()
+    if info is None:
+        raise NotFound("stream", name)
+    return render.fields(info, stream.status())
+
+
+def _show(session: Session, client: Client, name: str) -> None:
+    shown = _fields(client, name)
+    if session.as_json:
+        render.print_json(shown)
+    else:
+        render.print_fields(shown)
+
+
+def _show_feed(session: Session, feed: Feed) -> None:
+    if session.as_json:
+        render.print_json(feed.summary)
+    else:
+        print(feed.describe())
