@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 import psycopg
 from psycopg import errors as pg
@@ -107,7 +107,11 @@ class AsyncClient:
         """The installation itself."""
         return AsyncSystem(self)
 
-    def stream(self, name: str, payload_type: type[PayloadT] = RawPayload) -> AsyncStream[PayloadT]:  # type: ignore[assignment]  # the default is for those who give no type
+    @overload
+    def stream(self, name: str) -> AsyncStream[RawPayload]: ...
+    @overload
+    def stream(self, name: str, payload_type: type[PayloadT]) -> AsyncStream[PayloadT]: ...
+    def stream(self, name: str, payload_type: type[Any] = RawPayload) -> AsyncStream[Any]:
         """Return a handle on a stream. No I/O happens, and the stream need not exist."""
         return AsyncStream(self, name, payload_type)
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 import psycopg
 from psycopg import errors as pg
@@ -100,7 +100,11 @@ class Client:
         """The installation itself."""
         return System(self)
 
-    def stream(self, name: str, payload_type: type[PayloadT] = RawPayload) -> Stream[PayloadT]:  # type: ignore[assignment]  # the default is for those who give no type
+    @overload
+    def stream(self, name: str) -> Stream[RawPayload]: ...
+    @overload
+    def stream(self, name: str, payload_type: type[PayloadT]) -> Stream[PayloadT]: ...
+    def stream(self, name: str, payload_type: type[Any] = RawPayload) -> Stream[Any]:
         """Return a handle on a stream. No I/O happens, and the stream need not exist."""
         return Stream(self, name, payload_type)
 

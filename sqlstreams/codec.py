@@ -42,6 +42,8 @@ class Codec(Generic[PayloadT]):
         """Return `payload` as JSON; raise `InvalidInput` with the path of what no consumer could read back."""
         try:
             encoded = self._dump(payload)
+        except InvalidInput:
+            raise
         except UnicodeEncodeError:
             raise InvalidInput(_find(payload, _lone_surrogate), "must not contain a lone surrogate") from None
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:

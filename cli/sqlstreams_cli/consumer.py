@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = noun("Register consumer groups, look at them and run them.")
 
-Group = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)]
 OfStream = Annotated[str, typer.Option("--stream", "-s", metavar="NAME", help="Its stream.", show_default=False)]
 
 
@@ -49,7 +49,7 @@ def get(session: Session, group: Group, stream: OfStream) -> None:
     JSON: one object with the fields of GroupInfo and GroupStatus, and instances: the processes as an array.
     """
     with session.client() as client:
-        _show(session, _consumer(client, stream, group))
+        _show(session, client.stream(stream).consumer(group))
 
 
 @command(app, "register", example="sqlstreams consumer register invoice-runner --stream invoices --start head")
@@ -73,7 +73,7 @@ def register(
     position = parse_position(start, option="--start")
     base, cap = parse_duration(retry_base, option="--retry-base"), parse_duration(retry_cap, option="--retry-cap")
     with session.client() as client:
-        consumer = _consumer(client, stream, group)
+        consumer = client.stream(stream).consumer(group)
         consumer.register(
             start=position,  # type: ignore[arg-type]  # parse_position returns no other text
             max_retries=max_retries,
@@ -88,7 +88,7 @@ def register(
 def rename(
     session: Session,
     group: Group,
-    new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
+    new_name: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.", show_default=False)],
     stream: OfStream,
 ) -> None:
     """Give a group another name. Its cursor stays.
@@ -96,7 +96,7 @@ def rename(
     JSON: as of `consumer get`.
     """
     with session.client() as client:
-        _show(session, _consumer(client, stream, group).rename(new_name))
+        _show(session, client.stream(stream).consumer(group).rename(new_name))
 
 
 @command(app, "destroy", example="sqlstreams consumer destroy runner --stream invoices --yes")
@@ -111,7 +111,7 @@ def destroy(
     JSON: what `consumer get` said of it before.
     """
     with session.client(allow_destroy=True) as client:
-        consumer = _consumer(client, stream, group)
+        consumer = client.stream(stream).consumer(group)
         shown = _fields(consumer)
         if not yes:
             confirm_destroying(
@@ -164,17 +164,11 @@ def run(
         raise typer.Exit(code)
 
 
-def _consumer(client: Client, stream: str, group: str) -> Consumer[RawPayload]:
-    from sqlstreams import RawPayload
-
-    return client.stream(stream, RawPayload).consumer(group)
-
-
 def _read(client: Client, stream: str, group: str) -> render.Fields | None:
     from sqlstreams.errors import NotFound
 
     try:
-        return _fields(_consumer(client, stream, group))
+        return _fields(client.stream(stream).consumer(group))
     except NotFound:  # destroyed since it was listed
         return None
 

@@ -186,15 +186,11 @@ def _privileges(session: Session, server: ServerStatus) -> Check:
 
 
 def _groups(session: Session, client: Client) -> Iterator[Check]:
-    from sqlstreams import RawPayload
-
     if not client.system.status().installed:
         return
     groups = client.list_consumers()
     found = [
-        problem
-        for group in groups
-        for problem in _group(client.stream(group.stream, RawPayload).consumer(group.name).status())
+        problem for group in groups for problem in _group(client.stream(group.stream).consumer(group.name).status())
     ]
     yield from found
     if not found:

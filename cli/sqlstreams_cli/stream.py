@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = noun("Register streams, look at them, put messages in and read them.")
 
-Name = Annotated[str, typer.Argument(help="The stream.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream.", show_default=False)]
 
 
 @command(app, "list", example="sqlstreams stream list")
@@ -61,7 +61,7 @@ def register(
     Installs sqlstreams when the schema holds no installation. JSON: as of `stream get`.
     """
     with session.client() as client:
-        _stream(client, name).register(max_payload=max_payload, partition_rows=partition_rows)
+        client.stream(name).register(max_payload=max_payload, partition_rows=partition_rows)
         _show(session, client, name)
 
 
@@ -69,14 +69,14 @@ def register(
 def rename(
     session: Session,
     name: Name,
-    new_name: Annotated[str, typer.Argument(help="Its new name.", show_default=False)],
+    new_name: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.", show_default=False)],
 ) -> None:
     """Give a stream another name. Its messages and groups stay.
 
     JSON: as of `stream get`.
     """
     with session.client() as client:
-        _stream(client, name).rename(new_name)
+        client.stream(name).rename(new_name)
         _show(session, client, new_name)
 
 
@@ -91,7 +91,7 @@ def destroy(
     JSON: what `stream get` said of it before.
     """
     with session.client(allow_destroy=True) as client:
-        stream = _stream(client, name)
+        stream = client.stream(name)
         shown = _fields(client, name)
         if not yes:
             confirm_destroying(name, f"stream {name}: {shown['head']:,} ids and {shown['groups']} consumer groups")
@@ -135,7 +135,7 @@ def produce(
         raise typer.BadParameter("goes without --file and --skip", param_hint="--payload")
     keys = Keys.checked(key=key, key_field=key_field, routing_key=routing_key, routing_key_field=routing_key_field)
     with session.client() as client:
-        feed = Feed(_stream(client, name), keys)
+        feed = Feed(client.stream(name), keys)
         try:
             if payload is not None:
                 feed.produce_one(payload.encode("utf-8", "surrogateescape"))
@@ -170,7 +170,7 @@ def tail(
     """
     position = None if start is None else parse_position(start, option="--from")
     with session.client() as client:
-        stream = _stream(client, name)
+        stream = client.stream(name)
         if position is None:
             messages = _last(stream, limit=limit, follow=follow)
         elif follow:
@@ -178,12 +178,6 @@ def tail(
         else:
             messages = _read_all(stream, position)
         _print_messages(session, itertools.islice(messages, limit), follow=follow)
-
-
-def _stream(client: Client, name: str) -> Stream[RawPayload]:
-    from sqlstreams import RawPayload
-
-    return client.stream(name, RawPayload)
 
 
 def _last(stream: Stream[RawPayload], *, limit: int | None, follow: bool) -> Iterator[StoredMessage]:
@@ -221,7 +215,7 @@ def _read(client: Client, name: str) -> render.Fields | None:
 def _fields(client: Client, name: str) -> dict[str, object]:
     from sqlstreams.errors import NotFound
 
-    stream = _stream(client, name)
+    stream = client.stream(name)
     info = stream.get()
     if info is None:
         raise NotFound("stream", name)
