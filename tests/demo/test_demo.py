@@ -217,3 +217,18 @@ def test_the_program_is_named_as_short_as_the_shell_understands_it(
 
     monkeypatch.chdir(tmp_path)
     assert next_commands("s", None)[2] == "bin/sqlstreams explain SQL0106"
+
+
+def test_a_password_is_not_repeated_on_the_screen() -> None:
+    export, tail, *_ = next_commands("s", "postgresql://app:s3cret@db.example/shop")
+
+    assert "s3cret" not in export + tail
+    assert "password=***" in export
+    assert "--database-url" not in tail
+
+
+def test_an_unreachable_database_is_named_as_the_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = cli_main.main(["demo", "--database-url", f"postgresql:///x?host={tmp_path}"])
+
+    assert code == 1
+    assert "error SQL0030: no connection to the database" in capsys.readouterr().err

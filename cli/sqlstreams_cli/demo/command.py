@@ -32,7 +32,13 @@ def demo(
 
     Works in the schema sqlstreams_demo unless --schema names another, and only in a schema that it made itself. The
     stream stays behind, to look around in. The next run begins afresh.
-    """
+
+    JSON: one object with what was produced, each group's counts, the findings, the audit, and commands to try next.
+
+    \b
+    Example:
+      sqlstreams demo --limit 5000
+    """  # noqa: D301  # typer reads \b as "leave these lines as they are"
     schema = session.schema or _SCHEMA
     play = Play(_changes()[:limit])
     try:

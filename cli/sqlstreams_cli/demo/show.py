@@ -108,6 +108,8 @@ def verdict_text(audit: Verdict) -> str:
 
 def interrupted_text(play: Play) -> str:
     """Return what an interrupted run has done."""
+    if not play.groups:
+        return "interrupted before anything was produced"
     return f"interrupted at {progress_line(play)}"
 
 
