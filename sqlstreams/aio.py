@@ -97,6 +97,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Commit what is pending, send the last wake-ups and close every connection."""
+        await self._presence.close()
         for log in self._logs.values():
             await log.commits.close()
         await asyncio.to_thread(self._notifier.close)

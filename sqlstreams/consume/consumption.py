@@ -86,12 +86,24 @@ class Consumption:
 
     async def run(self) -> None:
         """Consume until stopped or cancelled; give back whatever was not done, uncharged."""
+        running = asyncio.create_task(self._run(), name="sqlstreams-consume")
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            self._stop.end()
+            # The caller may be cancelled again and leave; the work is given back all the same.
+            self._presence.await_end(running)
+            await asyncio.wait([running])
+            raise
+        await running
+
+    async def _run(self) -> None:
         try:
             await self._stop.unless_asked(self._presence.join(self))
             if not self._stop.asked.is_set():
                 await self._deliver()
         finally:
-            await asyncio.shield(self._presence.leave(self))
+            await self._presence.leave(self)
         if self._fatal is not None:
             raise self._fatal
 
@@ -107,7 +119,7 @@ class Consumption:
         finally:
             self._queue.close()
             await _cancel(feeder, *workers)
-            await asyncio.shield(self._clean_up(recorder))
+            await self._clean_up(recorder)
 
     async def _until_stopped(
         self, workers: list[asyncio.Task[None]], feeder: asyncio.Task[None], recorder: asyncio.Task[None]
@@ -159,8 +171,7 @@ class Consumption:
 
     def _fail(self, error: Exception) -> None:
         self._fatal = self._fatal or error
-        self._stop.asked.set()
-        self._stop.at_once.set()
+        self._stop.end()
 
     def _check_fatal(self, error: Exception) -> None:
         cause = error.__cause__ if isinstance(error.__cause__, psycopg.Error) else error
@@ -288,8 +299,10 @@ class Consumption:
         timeouts = [] if self._retry_at is None else [max(0.0, self._retry_at - time.monotonic())]
         if self._holes.is_waiting:
             timeouts.append(self._holes.pause)
+        # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the news.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), min(timeouts, default=None))
+            async with asyncio.timeout(min(timeouts, default=None)):
+                await self._news.wait()
         if self._holes.is_waiting:
             self._fresh = True
 

@@ -27,6 +27,7 @@ _POLL_FASTEST: Final = 0.05
 # With the heartbeat, an idle process asks less than one statement a second.
 _POLL_SLOWEST: Final = 1.25
 _BEATS_PER_LEASE: Final = 3
+_FAREWELL: Final = 5.0
 
 
 class Progress(Struct, frozen=True):
@@ -80,6 +81,7 @@ class Presence:
         self._identity: Identity | None = None
         self._heartbeat: _Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._poll_now = asyncio.Event()
         self.turn = asyncio.Lock()
@@ -106,6 +108,20 @@ class Presence:
                 self._members.remove(member)
             if not self._members and self._identity is not None:
                 await self._exit()
+
+    def await_end(self, running: asyncio.Task[None]) -> None:
+        """Have `close` wait for a consumption that nobody may wait for any more."""
+        self._ending.add(running)
+        running.add_done_callback(self._ended)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        self._ending.discard(running)
+        if not running.cancelled():
+            running.exception()  # or asyncio complains that nobody has asked
+
+    async def close(self) -> None:
+        """Wait until consumptions that were cancelled have given back their work."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def poll_soon(self) -> None:
         """Have the next poll done now."""
@@ -153,10 +169,11 @@ class Presence:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.listener = None
         # Without it the leases end by themselves, a lease's time later.
-        with suppress(psycopg.Error, DatabaseUnavailable):
-            await self._database.query(
-                statements.delete_instance(self._database.schema, instance_id=identity.id, token=identity.token)
-            )
+        with suppress(psycopg.Error, DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                await self._database.query(
+                    statements.delete_instance(self._database.schema, instance_id=identity.id, token=identity.token)
+                )
 
     def _wake(self, stream_id: int | None) -> None:
         for member in self._members:
@@ -175,7 +192,8 @@ class Presence:
                 _log.warning("SQL0105 a poll failed, next one in %.2f s: %s", pause, error)
                 self.doubt()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._poll_now.wait(), pause)
+                async with asyncio.timeout(pause):  # wait_for may swallow a cancellation before Python 3.12
+                    await self._poll_now.wait()
             self._poll_now.clear()
 
     async def _poll_once(self) -> bool:

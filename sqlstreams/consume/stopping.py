@@ -27,6 +27,11 @@ class Stop:
             self.at_once.set()
         self.asked.set()
 
+    def end(self) -> None:
+        """Stop at once."""
+        self.asked.set()
+        self.at_once.set()
+
     async def unless_asked(self, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
         """Return what `work` returns, or cancel it and return None as soon as a stop is asked."""
         doing, asked = asyncio.create_task(work), asyncio.create_task(self.asked.wait())
