@@ -43,18 +43,6 @@ def share(
     )
 
 
-def given_options(session: Session) -> list[str]:
-    """Return the shared options that were given as arguments again."""
-    given = []
-    if session.database_url is not None:
-        given.append(f"--database-url={session.database_url}")
-    if session.schema is not None:
-        given.append(f"--schema={session.schema}")
-    if session.as_json:
-        given.append("--json")
-    return given
-
-
 SHARED = inspect.signature(share, eval_str=True)
 
 

@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -71,8 +71,10 @@ class Session(Struct, frozen=True):
 
 
 def talk(text: str) -> None:
-    """Say something to the person at the terminal, beside the output."""
-    print(text, file=sys.stderr, flush=True)
+    """Say something to the person at the terminal, beside the output; to nobody when stderr is closed."""
+    if sys.stderr is not None:
+        with suppress(BrokenPipeError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def _reach(url: str) -> None:

@@ -44,7 +44,9 @@ def list_consumers(
 
 @command(app, "get", example="sqlstreams consumer get invoice-runner --stream invoices")
 def get(session: Session, group: Group, stream: OfStream) -> None:
-    """Show one group: its settings, its lag, its processes, its exceptions and who holds back its next claim.
+    """Show one group and where it stands.
+
+    Its settings, its lag, its processes, its exceptions and who holds back its next claim.
 
     JSON: one object with the fields of GroupInfo and GroupStatus, and instances: the processes as an array.
     """
@@ -66,7 +68,9 @@ def register(
     retry_exponent: Annotated[float, typer.Option(metavar="X", help="By how much each pause is longer.")] = 2.0,
     retry_cap: Annotated[str, typer.Option(metavar="DURATION", help="The longest pause.")] = "10m",
 ) -> None:
-    """Declare a group. The newest declaration wins; the same one again changes nothing.
+    """Declare a group.
+
+    The newest declaration wins; the same one again changes nothing.
 
     JSON: as of `consumer get`.
     """
@@ -106,7 +110,9 @@ def destroy(
     stream: OfStream,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name.")] = False,
 ) -> None:
-    """Remove a group with its cursor and its exceptions. The messages stay. Asks for its name.
+    """Remove a group with its cursor and its exceptions.
+
+    The messages stay. Asks for its name first.
 
     JSON: what `consumer get` said of it before.
     """

@@ -18,8 +18,9 @@ def dev(
         Path | None, typer.Option(metavar="PATH", help="Where its data is. Else one directory for each user.")
     ] = None,
 ) -> None:
-    """Run the embedded PostgreSQL until SIGINT or SIGTERM, and write its URL on stdout.
+    """Run a PostgreSQL to develop against.
 
+    Writes its URL on stdout and runs until SIGINT or SIGTERM.
     Everything that uses the same directory shares one server; it ends with its last user, and its data stays.
 
     JSON: one object with url, version and directory, on one line.

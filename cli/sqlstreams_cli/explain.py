@@ -23,7 +23,9 @@ def explain(
         str | None, typer.Argument(metavar="[CODE]", help="A code such as SQL0101; without one, all are listed.")
     ] = None,
 ) -> None:
-    """Say what a code means, what to do about it and how to look at it. Needs no database.
+    """Say what a code means and what to do about it.
+
+    Needs no database.
 
     JSON: one Diagnosis, or an array of all.
     """

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sqlstreams_cli import consumer, dev, doctor, explain, failing, stream, system
-from sqlstreams_cli.commands import command, given_options, with_shared_options
+from sqlstreams_cli.commands import command, with_shared_options
 from sqlstreams_cli.connect import Session
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -43,13 +43,17 @@ command(app, "explain", example="sqlstreams explain SQL0101")(explain.explain)
 
 @app.command("demo", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def demo(context: typer.Context) -> None:
-    """See streams, producers and consumer groups at work on real data."""
+    """See streams, producers and consumer groups at work.
+
+    Its options are in `sqlstreams demo --help`.
+    """
     from sqlstreams_cli.demo.command import demo
 
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command()(demo)
-    given = given_options(context.obj)
-    typer.main.get_command(alone).main([*given, *context.args], prog_name="sqlstreams demo", standalone_mode=False)
+    command = typer.main.get_command(alone)
+    code = command.main(context.args, prog_name="sqlstreams demo", standalone_mode=False, obj=context.obj)
+    raise typer.Exit(code if isinstance(code, int) else 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,8 +56,9 @@ def register(
     max_payload: Annotated[int, typer.Option(metavar="BYTES", help="The largest payload.")] = 1_048_576,
     partition_rows: Annotated[int, typer.Option(metavar="N", help="The ids that a partition spans.")] = 1_000_000,
 ) -> None:
-    """Declare a stream. The newest declaration wins; the same one again changes nothing.
+    """Declare a stream.
 
+    The newest declaration wins; the same one again changes nothing.
     Installs sqlstreams when the schema holds no installation. JSON: as of `stream get`.
     """
     with session.client() as client:
@@ -86,7 +87,9 @@ def destroy(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name.")] = False,
 ) -> None:
-    """Remove a stream with its messages and consumer groups, for ever. Asks for its name.
+    """Remove a stream with its messages and groups, for ever.
+
+    Asks for its name first.
 
     JSON: what `stream get` said of it before.
     """
@@ -121,8 +124,9 @@ def produce(
     batch: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Most messages in a transaction.")] = 1_000,
     skip: Annotated[int, typer.Option(metavar="N", min=0, help="Leave out the first N lines.")] = 0,
 ) -> None:
-    """Append messages: one from --payload, or one from each line of JSON in a file or on stdin.
+    """Append messages to a stream.
 
+    One from --payload, or one from each line of JSON in a file or on stdin.
     Blank lines are left out. A batch is committed as a whole. A line that is refused ends the run: what was produced
     before its batch stays, and the output says how to go on with --skip.
 
@@ -162,8 +166,9 @@ def tail(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with messages as they come.")] = False,
 ) -> None:
-    """Show messages: the last 10, or those behind a position; with --follow also those to come.
+    """Show messages of a stream.
 
+    The last 10, or those behind a position; with --follow also those to come.
     With --follow a message is shown when nothing can appear before it any more, so none is left out.
 
     JSON: one StoredMessage a line (NDJSON), its payload as JSON.

@@ -15,7 +15,7 @@ from sqlstreams_cli.failing import FAILED
 if TYPE_CHECKING:
     from sqlstreams import MigrationStep
 
-app = noun("Install sqlstreams into a database, bring it up to date, look at it.")
+app = noun("Install sqlstreams, bring it up to date, look at it.")
 
 
 @command(app, "register", example="sqlstreams system register")
