@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
+from itertools import count
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_PLACES = re.compile(r"'\{schema\}\.|\{schema_literal\}|\{schema\}|\{stream\}|\$sqlstreams\$")
 _COMMENT = re.compile(r"^\s*--.*$\n?", re.MULTILINE)
 
 
@@ -21,12 +23,19 @@ def quote_literal(text: str) -> str:
 
 
 def fill(text: str, *, schema: str, stream: int | None) -> str:
-    """Fill in `{schema}`, `{schema_literal}` and `{stream}`: in a quoted literal the schema is escaped for it."""
+    """Fill in `{schema}`, `{schema_literal}` and `{stream}`: in a quoted literal the schema is escaped for it.
+
+    One pass, since a schema may be called `{stream}`; and the quotes of a function's body must not occur in its name.
+    """
     identifier = quote_identifier(schema)
-    inside_literal = identifier.replace("'", "''")
-    text = text.replace("'{schema}.", f"'{inside_literal}.")
-    text = text.replace("{schema_literal}", quote_literal(schema)).replace("{schema}", identifier)
-    return text if stream is None else text.replace("{stream}", str(stream))
+    values = {
+        "'{schema}.": "'" + identifier.replace("'", "''") + ".",
+        "{schema_literal}": quote_literal(schema),
+        "{schema}": identifier,
+        "{stream}": "{stream}" if stream is None else str(stream),
+        "$sqlstreams$": next(tag for number in count() if (tag := f"$sqlstreams{number or ''}$") not in schema),
+    }
+    return _PLACES.sub(lambda place: values[place[0]], text)
 
 
 @cache
