@@ -39,7 +39,7 @@ class _Lines:
     """Progress for logs and pipes."""
 
     def __init__(self) -> None:
-        self._due = _LINE_EVERY
+        self._due = 0.0
 
     def show(self, play: Play) -> None:
         if play.elapsed >= self._due:
