@@ -124,8 +124,8 @@ class Delay(Exception):
     """Raised by a handler: deliver this message again after `by`. Counts as a delay, not as a failure."""
 
     def __init__(self, by: timedelta, reason: str | None = None) -> None:
-        if by < timedelta(0):
-            raise InvalidInput("by", f"must not be negative, got {by}")
+        if not timedelta(0) <= by <= timedelta(days=3650):
+            raise InvalidInput("by", f"must be between 0 and 3650 days, got {by}")
         super().__init__(reason or f"delayed by {by}")
         self.by = by
 

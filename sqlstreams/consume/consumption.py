@@ -129,8 +129,7 @@ class Consumption:
         try:
             done, _ = await asyncio.wait([asked, feeder, recorder, *workers], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                if not task.cancelled() and (error := task.exception()):
-                    raise error
+                task.result()
             self._queue.close()
             _log.info("%s: stopping, running handlers have %g s to finish", self._subject, self._options.grace)
             finishing = asyncio.create_task(_join(workers))

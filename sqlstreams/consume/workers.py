@@ -82,7 +82,10 @@ class Workers:
             if task is not None and task.cancelling():
                 raise  # we are being stopped: the message was not done and is not charged
             self._failed(work, index, error)
-        except Exception as error:
+        except GeneratorExit:
+            raise  # our own coroutine is being closed
+        except BaseException as error:
+            # sys.exit() in a handler is the message's trouble: raised, it would end the whole event loop.
             self._failed(work, index, error)
         else:
             self._settle(work, index, None)
