@@ -64,9 +64,13 @@ class LogRoom:
         """Whether no other producer can have used up what is left since we looked."""
         return self._edge - self._last_id > _ROOM and time.monotonic() - self._seen_at < _FRESH_FOR
 
-    def extension(self, batch: Sequence[Statement[Appended]] = ()) -> Statement[statements.Edge]:
-        """Return the statement that makes room for a batch and one more partition's worth of ids."""
-        return statements.extend_log(self.family, ahead=len(batch) * CHUNK_ROWS + self.partition_rows)
+    def extension(self, batch: Sequence[Statement[Appended]] = (), *, attempt: int = 0) -> Statement[statements.Edge]:
+        """Return the statement that makes room for a batch and one more partition's worth of ids.
+
+        Twice as much with each attempt: other producers use up ids meanwhile, also those of their failed attempts.
+        """
+        ahead = len(batch) * CHUNK_ROWS * 2 ** min(attempt, 6) + self.partition_rows
+        return statements.extend_log(self.family, ahead=ahead)
 
 
 def meets_edge(error: BaseException) -> bool:
@@ -86,7 +90,7 @@ def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended
             if not meets_edge(error):
                 raise
             with suppress(pg.LockNotAvailable):  # another one is making it
-                make_room(database, room, batch)
+                make_room(database, room, batch, attempt=attempt)
             continue
         except DatabaseUnavailable as error:  # before the commit
             if attempt:
@@ -118,9 +122,11 @@ def append_within(
     return appended
 
 
-def make_room(database: Database, room: LogRoom, batch: Sequence[Statement[Appended]] = ()) -> None:
+def make_room(
+    database: Database, room: LogRoom, batch: Sequence[Statement[Appended]] = (), *, attempt: int = 0
+) -> None:
     """Make the next partitions, for a batch and more."""
-    room.extended(database.query(room.extension(batch))[0].edge)
+    room.extended(database.query(room.extension(batch, attempt=attempt))[0].edge)
 
 
 def _make_room_ahead(database: Database, room: LogRoom) -> None:
@@ -194,7 +200,7 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Sequence[Statem
             if not meets_edge(error):
                 raise
             with suppress(pg.LockNotAvailable):  # another one is making it
-                await amake_room(database, room, batch)
+                await amake_room(database, room, batch, attempt=attempt)
             continue
         except DatabaseUnavailable as error:  # before the commit
             if attempt:
@@ -226,9 +232,11 @@ async def aappend_within(
     return appended
 
 
-async def amake_room(database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]] = ()) -> None:
+async def amake_room(
+    database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]] = (), *, attempt: int = 0
+) -> None:
     """Make the next partitions, for a batch and more."""
-    room.extended((await database.query(room.extension(batch)))[0].edge)
+    room.extended((await database.query(room.extension(batch, attempt=attempt)))[0].edge)
 
 
 async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,7 +27,7 @@ FAMILY = Family("sqlstreams", 1)
 def group_id(database_url: str) -> int:
     """The first stream's only group."""
     with Client(database_url) as client:
-        stream = client.stream("notes").register()
+        stream = client.stream("notes", RawPayload).register()
         stream.consumer("group").register()
         info = stream.consumer("group").get()
         assert info is not None
@@ -67,7 +68,7 @@ def test_a_claim_that_waited_for_another_goes_on_where_that_one_ended(
     database_url: str, group_id: int, connection: psycopg.Connection[Any]
 ) -> None:
     with Client(database_url) as client:
-        client.stream("notes").producer().produce_many([RawPayload(b"1")] * 10)
+        client.stream("notes", RawPayload).producer().produce_many([RawPayload(b"1")] * 10)
     first, second = _Claimer(database_url, group_id, 1), _Claimer(database_url, group_id, 2)
     with first.connect() as one, second.connect() as two, ThreadPoolExecutor(1) as threads:
         # given: a claim whose transaction is still open
@@ -85,7 +86,7 @@ def test_a_claim_that_waited_for_another_takes_over_when_that_one_was_undone(
     database_url: str, group_id: int, connection: psycopg.Connection[Any]
 ) -> None:
     with Client(database_url) as client:
-        client.stream("notes").producer().produce_many([RawPayload(b"1")] * 10)
+        client.stream("notes", RawPayload).producer().produce_many([RawPayload(b"1")] * 10)
     first, second = _Claimer(database_url, group_id, 1), _Claimer(database_url, group_id, 2)
     with first.connect() as one, second.connect() as two, ThreadPoolExecutor(1) as threads:
         one.execute("begin")
@@ -160,6 +161,7 @@ def _produce(url: str, seed: int, count: int) -> None:
                 connection.execute(
                     "insert into sqlstreams.message_log_1 (payload) select '1' from generate_series(1, %s)", (part,)
                 )
+                time.sleep(dice.choice((0, 0.001, 0.005)))
             if dice.random() < 0.2:
                 connection.rollback()
             else:
