@@ -1,0 +1,270 @@
+"""What every command keeps: where it writes, how it ends, and that no mistake of a user shows a traceback."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from sqlstreams import Client, RawPayload, embedded
+from sqlstreams_cli.reference import examples
+from tests.cli.command import NOWHERE, Ended, environment, run_here
+
+Run = Callable[..., Ended]
+
+WITH_DATABASE = [
+    "system register",
+    "system migrate",
+    "system status",
+    "stream list",
+    "stream get invoices",
+    "stream register invoices",
+    "stream rename invoices bills",
+    "stream destroy invoices --yes",
+    "stream produce invoices --payload {}",
+    "stream tail invoices",
+    "consumer list",
+    "consumer get g --stream invoices",
+    "consumer register g --stream invoices",
+    "consumer rename g h --stream invoices",
+    "consumer destroy g --stream invoices --yes",
+    "doctor",
+]
+OFFLINE = ["explain", "explain SQL0012"]
+IN_LINES = {"stream tail invoices"}
+PASTED = [
+    "system register",
+    "system migrate",
+    "system status",
+    "stream register",
+    "stream list",
+    "stream get",
+    "stream produce",
+    "stream tail",
+    "consumer register",
+    "consumer list",
+    "consumer get",
+    "consumer rename",
+    "consumer destroy",
+    "stream rename",
+    "stream destroy",
+    "doctor",
+    "explain",
+]
+
+
+@pytest.mark.parametrize("command", [*WITH_DATABASE, *OFFLINE])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_json_alone_is_on_stdout(run: Run, database_url: str, command: str, place: str) -> None:
+    _set_up(database_url)
+    options = ["--json", "-v"]
+
+    ended = run(*options, *command.split()) if place == "before" else run(*command.split(), *options)
+
+    assert ended.code == 0, ended.err
+    assert ended.json_lines() if command in IN_LINES else ended.json() is not None
+
+
+@pytest.mark.parametrize("command", WITH_DATABASE)
+def test_without_json_people_get_text_without_colour_codes(run: Run, database_url: str, command: str) -> None:
+    _set_up(database_url)
+
+    ended = run(*command.split())
+
+    assert ended.code == 0, ended.err
+    assert ended.out
+    assert "\x1b" not in ended.out
+    with pytest.raises(msgspec.DecodeError):
+        ended.json()
+
+
+@pytest.mark.parametrize("command", WITH_DATABASE)
+def test_without_a_database_a_command_says_so_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("SQLSTREAMS_DATABASE_URL", NOWHERE)
+
+    ended = run_here(capsys, *command.split(), "--json", "-v")
+
+    assert ended.code == 1
+    said = ended.out if command == "doctor" else ended.err
+    assert "SQL0030" in said
+    assert "Connection refused" in said
+    assert "secret" not in ended.out + ended.err
+    assert command == "doctor" or not ended.out
+
+
+@pytest.mark.parametrize("part", ["user", "dbname"])
+def test_a_role_or_database_that_is_absent_is_named(run: Run, database_url: str, part: str) -> None:
+    url = make_conninfo(database_url, **{part: "elsewhere"})
+
+    ended = run("stream", "list", "--database-url", url)
+
+    assert ended.code == 1
+    assert "error SQL0030" in ended.err
+    assert '"elsewhere" does not exist' in ended.err
+
+
+def test_a_malformed_url_is_a_matter_of_usage(run: Run) -> None:
+    ended = run("stream", "list", "--database-url", "postgresql://[::1")
+
+    assert ended.code == 2
+    assert "error SQL0010: url is not a PostgreSQL URL" in ended.err
+
+
+def test_the_schema_is_taken_from_the_option_the_variable_or_the_default(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("system", "status", "--json").json()["schema"] == "sqlstreams"
+    monkeypatch.setenv("SQLSTREAMS_SCHEMA", "by_variable")
+    assert run("system", "status", "--json").json()["schema"] == "by_variable"
+    assert run("--schema", "before", "system", "status", "--json").json()["schema"] == "before"
+    assert run("--schema", "before", "system", "status", "--schema", "behind", "--json").json()["schema"] == "behind"
+
+
+def test_an_empty_schema_tells_what_to_run(run: Run) -> None:
+    status = run("system", "status", "--schema", "empty", "--json")
+    refused = run("stream", "list", "--schema", "empty")
+
+    assert (status.code, status.json()["installed"]) == (1, False)
+    assert refused.code == 1
+    assert "error SQL0020" in refused.err
+    assert "sqlstreams system register" in refused.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["stream get nothing", "stream tail nothing", "stream produce nothing --payload {}", "consumer list -s nothing"],
+)
+def test_an_absent_stream_ends_with_1_and_the_names_that_are_near(run: Run, command: str) -> None:
+    run("stream", "register", "nothings")
+
+    ended = run(*command.split())
+
+    assert ended.code == 1
+    assert not ended.out
+    assert "error SQL0012: there is no stream named 'nothing'" in ended.err
+    assert "did you mean nothings?" in ended.err
+    assert "sqlstreams explain SQL0012" in ended.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "stream get",
+        "stream",
+        "stream list --no-such-option",
+        "nothing",
+        "stream tail invoices --from 2026-07-01T10:00",
+        "stream tail invoices --from yesterday",
+        "consumer register g -s invoices --retry-base 10",
+        "stream produce invoices --batch 0",
+        "stream produce invoices --payload {} --file x",
+        "stream produce invoices --key a --key-field b",
+        "stream register Invoices",
+        "consumer register g -s invoices --max-retries -1",
+        "consumer run handlers -s invoices -g g",
+    ],
+)
+def test_usage_ends_with_2_and_writes_nothing(run: Run, database_url: str, command: str) -> None:
+    _set_up(database_url)
+
+    ended = run(*command.split())
+
+    assert ended.code == 2, ended.err
+    assert not ended.out
+    assert "Usage" in ended.err or "error" in ended.err
+    assert run("stream", "list", "--json").json()[0]["head"] == 1
+
+
+def test_a_reader_that_goes_away_ends_the_command_silently(run: Run, database_url: str, tmp_path: Path) -> None:
+    _set_up(database_url)
+    lines = tmp_path / "lines"
+    lines.write_text("1\n" * 20_000)
+    run("stream", "produce", "invoices", "--file", str(lines))
+
+    script = "sqlstreams stream tail invoices --from beginning --json | head -1; exit ${PIPESTATUS[0]}"
+    ended = subprocess.run(
+        ["bash", "-c", script], env=environment(database_url), capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stdout.count("\n"), ended.stderr) == (141, 1, "")
+
+
+def test_without_any_database_both_ways_out_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SQLSTREAMS_DATABASE_URL", raising=False)
+    monkeypatch.setenv("SQLSTREAMS_PG_BIN", str(tmp_path))
+
+    ended = run_here(capsys, "stream", "list")
+
+    assert ended.code == 1
+    assert "error SQL0050" in ended.err
+    assert "pip install 'sqlstreams[embedded]'" in ended.err
+    assert "SQLSTREAMS_DATABASE_URL" in ended.err
+
+
+def test_the_embedded_server_is_used_without_a_url_and_that_is_said(
+    database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SQLSTREAMS_DATABASE_URL", raising=False)
+    server = SimpleNamespace(url=database_url, version="18.6", directory="/somewhere")
+    monkeypatch.setattr(embedded, "serve", lambda: _lent(server))
+
+    ended = run_here(capsys, "stream", "list", "--json")
+
+    assert (ended.code, ended.json()) == (0, [])
+    assert "using the embedded PostgreSQL 18.6 in /somewhere" in ended.err
+
+
+def test_help_and_version_need_neither_the_library_nor_a_database() -> None:
+    program = (
+        "import sys; from sqlstreams_cli.main import main; codes = main(['--help']), main(['--version']); "
+        "sys.exit(f'{codes}' if any(codes) or {'sqlstreams', 'psycopg', 'rich'} & set(sys.modules) else 0)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Usage: sqlstreams" in ended.stdout
+
+
+def test_every_help_ends_with_its_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, example in examples().items():
+        ended = run_here(capsys, *command.split(), "--help")
+        assert ended.out.rstrip().splitlines()[-1].strip() == example
+
+
+def test_the_examples_work_when_pasted_one_after_the_other(run: Run, database_url: str) -> None:
+    shown = examples()
+    assert set(shown) == {*PASTED, "consumer run", "dev"}
+
+    for name in PASTED:
+        if "|" in shown[name]:
+            subprocess.run(
+                ["bash", "-c", shown[name]], env=environment(database_url), stdout=subprocess.DEVNULL, check=True
+            )
+        else:
+            program, *arguments = shlex.split(shown[name])
+            assert (program, run(*arguments).code) == ("sqlstreams", 0), name
+
+
+@contextmanager
+def _lent(server: object) -> Iterator[object]:
+    yield server
+
+
+def _set_up(database_url: str) -> None:
+    with Client(database_url) as client:
+        invoices = client.stream("invoices").register()
+        invoices.producer().produce(RawPayload(b"{}"))
+        invoices.consumer("g").register()
