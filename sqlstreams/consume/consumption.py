@@ -141,7 +141,7 @@ class Consumption:
     async def _clean_up(self, recorder: asyncio.Task[None]) -> None:
         try:
             async with asyncio.timeout(_CLEANUP):
-                if not recorder.done():
+                if self._fatal is None and not recorder.done():
                     await self._recorder.drain()
                 await self._give_back()
         except (TimeoutError, psycopg.Error, DatabaseUnavailable, NotInstalled) as error:
@@ -310,23 +310,20 @@ class Consumption:
             return False
         self._fresh = self._look_again = False
         await self._holes.look()
-        finished, self._finished = self._finished, []
-        token = uuid4()
-        try:
-            rows = await self._database.query_once(
-                statements.claim(
-                    self._subject.family,
-                    group_id=self.group_id,
-                    instance_id=self._presence.instance_id,
-                    token=token,
-                    limit=self._pace.limit,
-                    settled=self._holes.settled,
-                    finished=finished,
-                )
+        # What is being finished stays known until that is answered: a twin of ours may disown meanwhile.
+        token, finished = uuid4(), list(self._finished)
+        rows = await self._database.query_once(
+            statements.claim(
+                self._subject.family,
+                group_id=self.group_id,
+                instance_id=self._presence.instance_id,
+                token=token,
+                limit=self._pace.limit,
+                settled=self._holes.settled,
+                finished=finished,
             )
-        except BaseException:
-            self._finished = finished + self._finished
-            raise
+        )
+        del self._finished[: len(finished)]
         self._stats.claims += 1
         if rows and rows[0][ID] is None:
             self._fresh = await self._holes.meet()
@@ -407,14 +404,11 @@ class Consumption:
             self._retry_in(freed.due_in)
 
     async def _give_back_finished(self) -> None:
-        finished, self._finished = self._finished, []
-        try:
-            await self._database.query_once(
-                statements.finish(self._database.schema, instance_id=self._presence.instance_id, finished=finished)
-            )
-        except BaseException:
-            self._finished = finished + self._finished
-            raise
+        finished = list(self._finished)
+        await self._database.query_once(
+            statements.finish(self._database.schema, instance_id=self._presence.instance_id, finished=finished)
+        )
+        del self._finished[: len(finished)]
 
     async def _disown(self) -> None:
         instance_id, known = self._presence.instance_id, self._presence.known(self.group_id)

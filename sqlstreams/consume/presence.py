@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sqlstreams import statements
 from sqlstreams.database import Address, AsyncDatabase, execute
-from sqlstreams.errors import DatabaseUnavailable
+from sqlstreams.errors import DatabaseUnavailable, NotInstalled
 from sqlstreams.migration import library_version
 from sqlstreams.statements import Polled
 from sqlstreams.wake import Listener
@@ -169,7 +169,7 @@ class Presence:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.listener = None
         # Without it the leases end by themselves, a lease's time later.
-        with suppress(psycopg.Error, DatabaseUnavailable, TimeoutError):
+        with suppress(psycopg.Error, DatabaseUnavailable, NotInstalled, TimeoutError):
             async with asyncio.timeout(_FAREWELL):
                 await self._database.query(
                     statements.delete_instance(self._database.schema, instance_id=identity.id, token=identity.token)
@@ -203,12 +203,24 @@ class Presence:
         if not groups:
             return False
         asked = list(self._members)
-        async with asyncio.timeout(30):
+        try:
             rows = await self._database.query_once(statements.poll(self._database.schema, groups=groups))
+        except NotInstalled:
+            rows = await self._poll_one_by_one(groups)
         found = {row.group_id: row for row in rows}
         for member in asked:
             member.polled(found.get(member.group_id))
         return any(row.fresh for row in rows)
+
+    async def _poll_one_by_one(self, groups: dict[int, list[int]]) -> list[Polled]:
+        # A stream was destroyed, and one statement for all fails: its groups get no answer, the others theirs.
+        rows: list[Polled] = []
+        for stream, group_ids in groups.items():
+            with suppress(NotInstalled):
+                rows += await self._database.query_once(
+                    statements.poll(self._database.schema, groups={stream: group_ids})
+                )
+        return rows
 
     # The heartbeat's side
 

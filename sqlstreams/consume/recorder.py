@@ -16,7 +16,7 @@ from sqlstreams import statements
 from sqlstreams.consume.outcome import Outcome
 from sqlstreams.consume.ranges import ID, Range, Retries, Work
 from sqlstreams.consume.subject import Subject
-from sqlstreams.errors import DatabaseUnavailable
+from sqlstreams.errors import DatabaseUnavailable, NotInstalled
 from sqlstreams.statements import Failures, Recorded
 
 _log = logging.getLogger("sqlstreams.consume")
@@ -81,7 +81,7 @@ class Recorder:
             try:
                 await self._record(list(self._waiting))
                 pause = 0.0
-            except (psycopg.Error, DatabaseUnavailable) as error:
+            except (psycopg.Error, DatabaseUnavailable, NotInstalled) as error:
                 self._check_fatal(error)
                 pause = min(max(pause * 2, 0.1), _LONGEST_PAUSE)
                 _log.warning("SQL0105 recording for %s failed, again in %.1f s: %s", self._subject, pause, error)
