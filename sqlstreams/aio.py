@@ -122,6 +122,8 @@ class AsyncClient:
 
     async def list_consumers(self, stream: str | None = None) -> list[GroupInfo]:
         """Return every consumer group, or those of one stream, by name."""
+        if stream is not None:
+            check_name("stream", stream)
         return await self._run(lambda: acts.list_groups(self._address.schema, stream=stream))
 
     # What the handles use

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ PayloadT = TypeVar("PayloadT")
 
 _ENCODER = msgspec.json.Encoder()
 _UNTYPED = msgspec.json.Decoder()
+_REFERENCE = "#/$defs/"
 # What a schema says for people only: a change of words is no change of shape.
 _WORDS = frozenset({"title", "description", "examples", "$comment"})
 
@@ -44,14 +46,14 @@ class Codec(Generic[PayloadT]):
             encoded = self._dump(payload)
         except InvalidInput:
             raise
-        except UnicodeEncodeError:
-            raise InvalidInput(_find(payload, _lone_surrogate), "must not contain a lone surrogate") from None
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            if "surrogates not allowed" in str(error) and (path := _search(payload, _lone_surrogate)):
+                raise InvalidInput(path, "must not contain a lone surrogate") from None
             raise InvalidInput("payload", f"cannot be written as JSON: {error}") from None
         # NaN and Infinity become null, and NUL an escape that PostgreSQL's text functions cannot read.
-        if b"null" in encoded and (path := _search(payload, _not_finite, "payload")):
+        if b"null" in encoded and (path := _search(payload, _not_finite)):
             raise InvalidInput(path, "must be a finite number")
-        if b"\\u0000" in encoded and (path := _search(_UNTYPED.decode(encoded), _nul, "payload")):
+        if b"\\u0000" in encoded and (path := _search(_UNTYPED.decode(encoded), _nul)):
             raise InvalidInput(path, "must not contain the character NUL")
         try:
             self._load(encoded)
@@ -80,8 +82,8 @@ class Codec(Generic[PayloadT]):
 
 
 def fingerprint(schema: JsonSchema) -> str:
-    """Return a digest that is equal for equal shapes."""
-    return hashlib.sha256(msgspec.json.encode(schema, order="sorted")).hexdigest()
+    """Return a digest that is equal for equal shapes, whatever their classes are called and how fields are ordered."""
+    return hashlib.sha256(msgspec.json.encode(_nameless(schema), order="sorted")).hexdigest()
 
 
 def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
@@ -99,6 +101,8 @@ def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
     """Return the stored form of a message's options that hold `headers`, or None when there are none."""
+    if not isinstance(headers, Mapping | None):
+        raise InvalidInput("headers", f"must map str to str, got {type(headers).__name__}")
     if not headers:
         return None
     for name, value in headers.items():
@@ -196,16 +200,13 @@ def _lone_surrogate(value: object) -> bool:
     return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def _find(payload: object, is_wrong: Callable[[object], bool]) -> str:
-    return _search(payload, is_wrong, "payload") or "payload"
-
-
-def _search(value: object, is_wrong: Callable[[object], bool], path: str) -> str | None:
-    if is_wrong(value):
-        return path
-    for name, inner in _members(value):
-        if found := _search(inner, is_wrong, f"{path}{name}"):
-            return found
+def _search(payload: object, is_wrong: Callable[[object], bool]) -> str | None:
+    found = [("payload", payload)]
+    while found:
+        path, value = found.pop()
+        if is_wrong(value):
+            return path
+        found += [(f"{path}{name}", inner) for name, inner in reversed(_members(value))]
     return None
 
 
@@ -215,8 +216,17 @@ def _members(value: object) -> list[tuple[str, object]]:
         return [*keys, *((f".{key}", inner) for key, inner in value.items())]
     if isinstance(value, list | tuple | set | frozenset):
         return [(f"[{position}]", inner) for position, inner in enumerate(value)]
-    fields: Any = getattr(value, "__struct_fields__", None) or getattr(value, "__dict__", ())
-    return [(f".{name}", getattr(value, name, None)) for name in fields]
+    of_type: Any = type(value)
+    return [(f".{name}", getattr(value, name, None)) for name in _field_names(of_type)]
+
+
+@cache
+def _field_names(of_type: Any) -> tuple[str, ...]:
+    # Of a Struct, a dataclass, an attrs class or a pydantic model; a plain value has none.
+    for names in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
+        if fields := getattr(of_type, names, None):
+            return tuple(fields)
+    return tuple(field.name for field in getattr(of_type, "__attrs_attrs__", ()))
 
 
 def _without_words(schema: object) -> object:
@@ -234,6 +244,32 @@ def _without_words(schema: object) -> object:
 def _each_without_words(schemas: Mapping[str, object]) -> dict[str, object]:
     # Here the keys are names of fields and types; a field may well be called "title".
     return {name: _without_words(schema) for name, schema in schemas.items()}
+
+
+def _nameless(schema: JsonSchema) -> JsonSchema:
+    # Types are numbered in the order in which they are met, so the list of them grows while we go through it.
+    names: list[str] = []
+    root = _renamed({key: value for key, value in schema.items() if key != "$defs"}, names)
+    types = [_renamed(schema["$defs"][name], names) for name in names]
+    return {"root": root, "types": types}
+
+
+def _renamed(value: Any, names: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: sorted(_renamed(inner, names), key=repr)
+            if key in ("required", "anyOf", "enum") and isinstance(inner, list)
+            else _renamed(inner, names)
+            for key, inner in sorted(value.items())
+        }
+    if isinstance(value, list):
+        return [_renamed(inner, names) for inner in value]
+    if isinstance(value, str) and value.startswith(_REFERENCE):
+        name = value.removeprefix(_REFERENCE)
+        if name not in names:
+            names.append(name)
+        return names.index(name)
+    return value
 
 
 def _fields(schema: JsonSchema) -> dict[str, str]:

@@ -13,12 +13,13 @@ from psycopg import errors as pg
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import Format, PipelineStatus
+from psycopg.pq import PipelineStatus
 from psycopg.rows import tuple_row
+from psycopg.types.string import ByteaBinaryLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from sqlstreams.errors import DatabaseUnavailable, InvalidInput, NotInstalled
-from sqlstreams.names import check_schema
+from sqlstreams.names import check_schema, encode_text
 from sqlstreams.options import check_integer, check_number
 from sqlstreams.statements import Act, Statement
 
@@ -44,6 +45,11 @@ _BROKEN: Final = (
 )
 
 
+# The driver reads as much at a time as the longest value that a connection ever answered with, but at first 16 kB. Long
+# claims are then read in a tenth of the time slices of the event loop (benchmarks/consume.py).
+_GREETING: Final = b"select pg_backend_pid(), repeat(' ', 131072)"
+
+
 class Address(Struct, frozen=True):
     """Where an installation is, and how many connections may be opened to it."""
 
@@ -57,6 +63,7 @@ def address(url: str, *, schema: str, pool_size: int, timeout: float) -> Address
     """Check and complete what a client was opened with. Opens nothing."""
     if not url or not isinstance(url, str):
         raise InvalidInput("url", f"must be a PostgreSQL URL or connection string, got {url!r}")
+    encode_text("url", url)
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
@@ -76,14 +83,11 @@ class _Bytes(Loader):
         return bytes(data)
 
 
-class _BinaryBytes(_Bytes):
-    format = Format.BINARY
-
-
 def prepare_adapters(adapters: AdaptersMap) -> None:
     """Make a connection of ours return json columns as bytes."""
     adapters.register_loader("json", _Bytes)
-    adapters.register_loader("json", _BinaryBytes)
+    # In binary format json is its text, so the driver's own loader of bytea does it, without a call into Python.
+    adapters.register_loader("json", ByteaBinaryLoader)
 
 
 def is_broken(error: BaseException) -> bool:
@@ -210,7 +214,7 @@ class AsyncDatabase:
 
     async def _configure(self, connection: psycopg.AsyncConnection[Any]) -> None:
         prepare_adapters(connection.adapters)
-        backend = await (await connection.execute("select pg_backend_pid()")).fetchone()
+        backend = await (await connection.execute(_GREETING)).fetchone()
         if backend and backend[0] != connection.info.backend_pid:
             self.through_pooler = True
             connection.prepare_threshold = None

@@ -61,7 +61,8 @@ def clean_text(text: str, *, limit: int = ERROR_TEXT_LIMIT) -> str:
     """Return `text` so that PostgreSQL can store it: no NUL, no lone surrogate, at most `limit` characters."""
     if len(text) > limit:
         text = f"{text[: limit - 60]} … ({len(text) - limit + 60} more characters)"
-    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    cleaned = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return cleaned[:limit]
 
 
 def shorten(value: str) -> str:

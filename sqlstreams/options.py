@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
@@ -52,7 +51,7 @@ def check_integer(field: str, value: object, *, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInput(field, f"must be an int, got {type(value).__name__}")
     if not low <= value <= high:
-        raise InvalidInput(field, f"must be between {low} and {high}, got {value}")
+        raise InvalidInput(field, f"must be between {low} and {high}, got {_shown(value)}")
     return value
 
 
@@ -60,8 +59,8 @@ def check_number(field: str, value: object, *, low: float, high: float) -> float
     """Return `value` when it is a finite number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(field, f"must be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and low <= value <= high):
-        raise InvalidInput(field, f"must be between {low} and {high}, got {value}")
+    if not low <= value <= high:  # so NaN is refused, too
+        raise InvalidInput(field, f"must be between {low} and {high}, got {_shown(value)}")
     return float(value)
 
 
@@ -87,3 +86,8 @@ def check_start(field: str, value: object) -> Start:
     if value == "head":
         return "head"
     raise InvalidInput(field, f'must be "beginning", "head", an id or an aware datetime, got {value!r}')
+
+
+def _shown(number: object) -> str:
+    # Python refuses to write out an int of thousands of digits.
+    return "a larger one" if isinstance(number, int) and abs(number) > 10**20 else str(number)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from datetime import timedelta
+from typing import Final
 
 from msgspec import Struct
 
 from sqlstreams.codec import DecodeFailed
 from sqlstreams.errors import Delay, Terminal
 from sqlstreams.names import clean_text
+
+_LONGEST: Final = timedelta(days=3650)
 
 
 class Outcome(Struct, frozen=True):
@@ -23,14 +27,22 @@ class Outcome(Struct, frozen=True):
 def decide(error: BaseException) -> Outcome:
     """Return what a handler's exception means for its message. Never fails, whatever the exception does."""
     match error:
-        case Delay():
-            return Outcome("delayed", "Delay", describe(error), pause=error.by.total_seconds())
+        case Delay() if (pause := _pause(error)) is not None:
+            return Outcome("delayed", "Delay", describe(error), pause=pause)
         case Terminal():
             return Outcome("dead", "Terminal", describe(error))
         case DecodeFailed():
             return Outcome("dead", "DecodeFailed", describe(error))
         case _:
             return Outcome("failed", clean_text(type(error).__name__, limit=200), describe(error))
+
+
+def _pause(error: Delay) -> float | None:
+    # A subclass may have gone past the constructor of Delay; without a length of time it is a failure like any other.
+    try:
+        return error.by.total_seconds() if timedelta(0) <= error.by <= _LONGEST else None
+    except Exception:
+        return None
 
 
 def describe(error: BaseException) -> str:
