@@ -60,7 +60,13 @@ class Consumption:
         self._pace = Pace(concurrency=options.concurrency, prefetch=options.prefetch)
         self._queue = WorkQueue()
         self._workers = Workers(
-            subject, self._queue, handler=handler, decode=codec.decode, settle=self._settle, hungry=self._hungry
+            subject,
+            self._queue,
+            handler=handler,
+            concurrency=options.concurrency,
+            decode=codec.decode,
+            settle=self._settle,
+            hungry=self._hungry,
         )
         self._recorder = Recorder(
             subject, finished=self._finish, retry_in=self._retry_in, check_fatal=self._check_fatal

@@ -24,24 +24,21 @@ class Pace:
         self._fixed = prefetch
         self._least = min(concurrency, _MOST)
         self._size = prefetch or min(2 * concurrency, 100)
-        self._mean_bytes = 0.0
         self._claimed_at: float | None = None
-
-    @property
-    def limit(self) -> int:
+        self.limit = self._size
         """How many messages to claim now."""
-        if self._mean_bytes * self._size <= _MOST_BYTES:
-            return self._size
-        return max(1, int(_MOST_BYTES / self._mean_bytes))
 
     @property
     def low_water(self) -> int:
-        """Fetch more when fewer than this many messages wait to be started."""
-        return max(1, self.limit // 2)
+        """Fetch more when fewer than this many messages wait to be started.
+
+        One whole claim is fetched while another is handled; with half a claim the handlers often wait for the server
+        (benchmarks/consume.py).
+        """
+        return self.limit
 
     def claimed(self, rows: Sequence[Columns], *, now: float) -> None:
         """Take note of a claim that was answered at `now` (seconds on any steady clock)."""
-        self._mean_bytes = sum(len(row[PAYLOAD]) for row in rows) / len(rows)
         if self._fixed is None and self._claimed_at is not None and len(rows) >= self.limit:
             lasted = now - self._claimed_at
             if lasted < _TOO_SOON:
@@ -49,3 +46,5 @@ class Pace:
             elif lasted > _TOO_LATE:
                 self._size = max(self._size // 2, self._least)
         self._claimed_at = now
+        mean_bytes = sum(len(row[PAYLOAD]) for row in rows) / len(rows)
+        self.limit = max(1, min(self._size, int(_MOST_BYTES / mean_bytes)))

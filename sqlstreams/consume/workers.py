@@ -20,7 +20,8 @@ _log = logging.getLogger("sqlstreams.consume")
 Handler = Callable[[Any], Awaitable[object] | object]
 Settle = Callable[[Work, int, Outcome | None], None]
 
-_BREATHE_EVERY: Final = 100
+# A handler that never waits would keep the answer to the next claim from being read.
+_BETWEEN_BREATHS: Final = 100
 
 
 class Workers:
@@ -32,6 +33,7 @@ class Workers:
         queue: WorkQueue,
         *,
         handler: Handler,
+        concurrency: int,
         decode: Callable[[bytes], Any],
         settle: Settle,
         hungry: Callable[[], None],
@@ -43,6 +45,7 @@ class Workers:
         self._settle = settle
         self._hungry = hungry
         self._is_async = _is_async(handler)
+        self._breathe_every = max(1, _BETWEEN_BREATHS // concurrency)
 
     async def run_one(self, number: int) -> None:
         """Handle one message after the other until the queue is closed."""
@@ -64,8 +67,7 @@ class Workers:
             self._hungry()
             await self._handle(work, index, thread)
             handled += 1
-            if handled % _BREATHE_EVERY == 0:
-                # A handler that never waits would keep the claims from being made ahead.
+            if handled % self._breathe_every == 0:
                 await asyncio.sleep(0)
 
     async def _handle(self, work: Work, index: int, thread: HandlerThread | None) -> None:
