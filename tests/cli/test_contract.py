@@ -40,6 +40,21 @@ WITH_DATABASE = [
 ]
 OFFLINE = ["explain", "explain SQL0012"]
 IN_LINES = {"stream tail invoices"}
+MISUSED = [
+    "stream get",
+    "stream",
+    "stream list --no-such-option",
+    "nothing",
+    "stream tail invoices --from 2026-07-01T10:00",
+    "stream tail invoices --from yesterday",
+    "consumer register g -s invoices --retry-base 10",
+    "stream produce invoices --batch 0",
+    "stream produce invoices --payload {} --file x",
+    "stream produce invoices --key a --key-field b",
+    "stream register Invoices",
+    "consumer register g -s invoices --max-retries -1",
+    "consumer run handlers -s invoices -g g",
+]
 PASTED = [
     "system register",
     "system migrate",
@@ -61,29 +76,25 @@ PASTED = [
 ]
 
 
-@pytest.mark.parametrize("command", [*WITH_DATABASE, *OFFLINE])
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_json_alone_is_on_stdout(run: Run, database_url: str, command: str, place: str) -> None:
-    _set_up(database_url)
+def test_json_alone_is_on_stdout(run: Run, database_url: str, place: str) -> None:
     options = ["--json", "-v"]
+    for command in [*WITH_DATABASE, *OFFLINE]:
+        _set_up(database_url)
+        ended = run(*options, *command.split()) if place == "before" else run(*command.split(), *options)
+        assert ended.code == 0, (command, ended.err)
+        assert ended.json_lines() if command in IN_LINES else ended.json() is not None
 
-    ended = run(*options, *command.split()) if place == "before" else run(*command.split(), *options)
 
-    assert ended.code == 0, ended.err
-    assert ended.json_lines() if command in IN_LINES else ended.json() is not None
-
-
-@pytest.mark.parametrize("command", WITH_DATABASE)
-def test_without_json_people_get_text_without_colour_codes(run: Run, database_url: str, command: str) -> None:
-    _set_up(database_url)
-
-    ended = run(*command.split())
-
-    assert ended.code == 0, ended.err
-    assert ended.out
-    assert "\x1b" not in ended.out
-    with pytest.raises(msgspec.DecodeError):
-        ended.json()
+def test_without_json_people_get_text_without_colour_codes(run: Run, database_url: str) -> None:
+    for command in WITH_DATABASE:
+        _set_up(database_url)
+        ended = run(*command.split())
+        assert ended.code == 0, (command, ended.err)
+        assert ended.out
+        assert "\x1b" not in ended.out
+        with pytest.raises(msgspec.DecodeError):
+            ended.json()
 
 
 @pytest.mark.parametrize("command", WITH_DATABASE)
@@ -156,32 +167,13 @@ def test_an_absent_stream_ends_with_1_and_the_names_that_are_near(run: Run, comm
     assert "sqlstreams explain SQL0012" in ended.err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "stream get",
-        "stream",
-        "stream list --no-such-option",
-        "nothing",
-        "stream tail invoices --from 2026-07-01T10:00",
-        "stream tail invoices --from yesterday",
-        "consumer register g -s invoices --retry-base 10",
-        "stream produce invoices --batch 0",
-        "stream produce invoices --payload {} --file x",
-        "stream produce invoices --key a --key-field b",
-        "stream register Invoices",
-        "consumer register g -s invoices --max-retries -1",
-        "consumer run handlers -s invoices -g g",
-    ],
-)
-def test_usage_ends_with_2_and_writes_nothing(run: Run, database_url: str, command: str) -> None:
+def test_usage_ends_with_2_and_writes_nothing(run: Run, database_url: str) -> None:
     _set_up(database_url)
-
-    ended = run(*command.split())
-
-    assert ended.code == 2, ended.err
-    assert not ended.out
-    assert "Usage" in ended.err or "error" in ended.err
+    for command in MISUSED:
+        ended = run(*command.split())
+        assert ended.code == 2, (command, ended.err)
+        assert not ended.out
+        assert "Usage" in ended.err or "error" in ended.err
     assert run("stream", "list", "--json").json()[0]["head"] == 1
 
 
@@ -264,7 +256,9 @@ def _lent(server: object) -> Iterator[object]:
 
 
 def _set_up(database_url: str) -> None:
-    with Client(database_url) as client:
+    with Client(database_url, allow_destroy=True) as client:
+        for info in client.list_streams():
+            client.stream(info.name).destroy()
         invoices = client.stream("invoices").register()
         invoices.producer().produce(RawPayload(b"{}"))
         invoices.consumer("g").register()
