@@ -22,8 +22,8 @@ class Pace:
 
     def __init__(self, *, concurrency: int, prefetch: int | None) -> None:
         self._fixed = prefetch
-        self._least = min(concurrency, _MOST)
         self._size = prefetch or min(2 * concurrency, 100)
+        self._least = min(concurrency, self._size)
         self._claimed_at: float | None = None
         self.limit = self._size
         """How many messages to claim now."""
