@@ -469,11 +469,11 @@ class _Log:
         self._room = LogRoom(self._family, info.partition_rows)
         self._schema_version = schema_version
 
-    async def append(self, messages: Sequence[Encoded]) -> list[int]:
-        """Append in a transaction of our own and wake the consumers."""
+    async def append(self, messages: Sequence[Encoded], inserted: Callable[[], None] = lambda: None) -> list[int]:
+        """Append in a transaction of our own and wake the consumers; `inserted` is called before the commit."""
         batch = statements(self._family, messages, schema_version=self._schema_version)
         try:
-            appended = await aappend(self._client._database, self._room, batch)
+            appended = await aappend(self._client._database, self._room, batch, inserted=inserted)
         except NotInstalled as error:
             raise self._gone() from error
         self._client._notifier.notify(self._family.stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -191,11 +191,16 @@ def _was_committed(database: Database, appended: list[Appended]) -> bool:
 # asyncio
 
 
-async def aappend(database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]]) -> list[Appended]:
-    """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
+async def aappend(
+    database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]], *, inserted: Callable[[], None]
+) -> list[Appended]:
+    """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again.
+
+    `inserted` is called when the messages have their ids and only the commit is left.
+    """
     for attempt in range(_ATTEMPTS):
         try:
-            appended = await _acommit(database, batch)
+            appended = await _acommit(database, batch, inserted)
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
@@ -246,13 +251,16 @@ async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:
         _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
-async def _acommit(database: AsyncDatabase, batch: Sequence[Statement[Appended]]) -> list[Appended]:
+async def _acommit(
+    database: AsyncDatabase, batch: Sequence[Statement[Appended]], inserted: Callable[[], None]
+) -> list[Appended]:
     async with database.connection() as connection:
         prepare_adapters(connection.adapters)
         async with connection.pipeline():
             await connection.execute("begin")
             cursors = [await connection.execute(*_sendable(statement), binary=True) for statement in batch]
         appended = [Appended(*row) for cursor in cursors for row in await cursor.fetchall()]
+        inserted()
         try:
             await connection.execute("commit")
         except psycopg.Error as error:

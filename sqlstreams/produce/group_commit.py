@@ -12,8 +12,10 @@ from sqlstreams.errors import ProduceUncertain
 from sqlstreams.produce.batch import Encoded
 
 _LARGEST: Final = 1_000
+_WORTH_HALVING: Final = 64
 Append = Callable[[Sequence[Encoded]], list[int]]
-AsyncAppend = Callable[[Sequence[Encoded]], Awaitable[list[int]]]
+AsyncAppend = Callable[[Sequence[Encoded], Callable[[], None]], Awaitable[list[int]]]
+"""Calls back when the messages have their ids and only the commit is left."""
 
 
 class _Ticket:
@@ -83,7 +85,10 @@ class GroupCommit:
 
 
 class AsyncGroupCommit:
-    """For tasks: one flusher appends what is pending, again and again until nothing is."""
+    """For tasks: one flusher appends what is pending, again and again until nothing is.
+
+    While one batch commits the next one is inserted, so ids follow the order of the calls unless a commit is lost.
+    """
 
     def __init__(self, append: AsyncAppend, *, max_pending: int) -> None:
         self._append = append
@@ -112,24 +117,41 @@ class AsyncGroupCommit:
             await self._flusher
 
     async def _flush(self) -> None:
+        committing: asyncio.Task[None] | None = None
         try:
-            while batch := self._take():
-                await self._append_batch(batch)
+            while self._pending or committing is not None:
+                batch = self._take(most=self._share(alone=committing is None))
+                inserting = await self._insert(batch) if batch else None
+                if committing is not None:
+                    await committing
+                committing = inserting
         finally:
             self._flusher = None
 
-    def _take(self) -> list[tuple[Encoded, asyncio.Future[int]]]:
+    def _share(self, *, alone: bool) -> int:
+        # Callers that were answered together call again together. Halved once, they stay two batches that take turns:
+        # one commits while the other is encoded and inserted (benchmarks/produce.py).
+        halved = alone and len(self._pending) >= _WORTH_HALVING
+        return min(_LARGEST, len(self._pending) // 2 if halved else len(self._pending))
+
+    def _take(self, *, most: int) -> list[tuple[Encoded, asyncio.Future[int]]]:
         batch: list[tuple[Encoded, asyncio.Future[int]]] = []
-        while self._pending and len(batch) < _LARGEST:
+        while self._pending and len(batch) < most:
             message, future = self._pending.popleft()
             if not future.cancelled():
                 batch.append((message, future))
         self._room.set()
         return batch
 
-    async def _append_batch(self, batch: list[tuple[Encoded, asyncio.Future[int]]]) -> None:
+    async def _insert(self, batch: list[tuple[Encoded, asyncio.Future[int]]]) -> asyncio.Task[None]:
+        inserted = asyncio.Event()
+        appending = asyncio.create_task(self._append_batch(batch, inserted))
+        await inserted.wait()
+        return appending
+
+    async def _append_batch(self, batch: list[tuple[Encoded, asyncio.Future[int]]], inserted: asyncio.Event) -> None:
         try:
-            ids = await self._append([message for message, _ in batch])
+            ids = await self._append([message for message, _ in batch], inserted.set)
         except BaseException as error:
             for _, future in batch:
                 if not future.done():
@@ -137,6 +159,8 @@ class AsyncGroupCommit:
             if not isinstance(error, Exception):
                 raise
             return
+        finally:
+            inserted.set()
         for (_, future), message_id in zip(batch, ids, strict=True):
             if not future.done():
                 future.set_result(message_id)
