@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sqlstreams_cli import render
 from sqlstreams_cli.connect import Session
-from sqlstreams_cli.failing import FAILED
+from sqlstreams_cli.failing import FAILED, without_password
 from sqlstreams_cli.values import describe_duration
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def _guarded(name: str, look: Callable[[], Iterable[Check]]) -> Iterator[Check]:
         yield from look()
     except SqlstreamsError as error:
         diagnosis = explain(error.code)
-        yield Check(name, "fail", f"{error.code}: {error}", None if diagnosis is None else diagnosis.fix)
+        yield Check(
+            name, "fail", f"{error.code}: {without_password(str(error))}", None if diagnosis is None else diagnosis.fix
+        )
     except psycopg.Error as error:
         yield Check(name, "fail", str(error).strip(), "grant this role what it lacks, or give another role in the URL")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -65,7 +68,7 @@ def _report_known(error: Exception) -> int | None:
     from sqlstreams.errors import InvalidInput, SqlstreamsError, explain
 
     if isinstance(error, SqlstreamsError):
-        talk(f"error {error.code}: {error}")
+        talk(f"error {error.code}: {without_password(str(error))}")
         diagnosis = explain(error.code)
         _say_fix(error, None if diagnosis is None else diagnosis.fix)
         talk(f"more: sqlstreams explain {error.code}")
@@ -75,6 +78,11 @@ def _report_known(error: Exception) -> int | None:
         _say_fix(error, "see what this role and server allow with `sqlstreams doctor`")
         return FAILED
     return None
+
+
+def without_password(text: str) -> str:
+    """Return a message without the password of a URL that it quotes."""
+    return re.sub(r"(://[^:@/\s]*):[^@/\s]*@", r"\1:***@", text)
 
 
 def _say_fix(error: Exception, fix: str | None) -> None:
@@ -91,9 +99,6 @@ def _is_ours(error: OSError) -> bool:
 
 def abandon_stdout() -> None:
     """Let what nobody reads any more go nowhere, so that the end of the process does not stumble over it."""
-    import os
-    from contextlib import suppress
-
     with suppress(OSError, ValueError):
         sink = os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, sys.stdout.fileno())

@@ -21,7 +21,8 @@ beside them. Every command has `--help`, which ends with a line to paste.
 
 **Which database.** `--database-url`, else the variable `SQLSTREAMS_DATABASE_URL`, else the embedded PostgreSQL of
 `sqlstreams dev` when the extra `sqlstreams[embedded]` (or a PostgreSQL on this machine) is there; it then says so.
-`--schema`, else `SQLSTREAMS_SCHEMA`, else `sqlstreams`.
+`--schema`, else `SQLSTREAMS_SCHEMA`, else `sqlstreams`. A password belongs in the variable: others on the
+machine can see arguments.
 
 **What it writes.** The answer is on stdout, all else on stderr. With `--json` stdout holds JSON only: one document,
 an array for a list, and one document a line for `stream tail`. Fields have the names of the Python API, durations are

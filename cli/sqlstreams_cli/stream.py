@@ -162,7 +162,10 @@ def tail(
         typer.Option("--from", metavar="POSITION", help="beginning, head, the id to begin behind, or a time."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most so many messages.")
+        int | None,
+        typer.Option(
+            "--limit", "-n", metavar="N", min=1, help="So many of the last messages; with --from, at most so many."
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with messages as they come.")] = False,
 ) -> None:
@@ -177,16 +180,16 @@ def tail(
     with session.client() as client:
         stream = client.stream(name)
         if position is None:
-            messages = _last(stream, limit=limit, follow=follow)
+            messages = _last(stream, limit=limit or 10, follow=follow)
         elif follow:
-            messages = stream.tail(position)  # type: ignore[arg-type]  # parse_position returns no other text
+            messages = itertools.islice(stream.tail(position), limit)  # type: ignore[arg-type]  # parse_position returns no other text
         else:
-            messages = _read_all(stream, position)
-        _print_messages(session, itertools.islice(messages, limit), follow=follow)
+            messages = itertools.islice(_read_all(stream, position), limit)
+        _print_messages(session, messages, follow=follow)
 
 
-def _last(stream: Stream[RawPayload], *, limit: int | None, follow: bool) -> Iterator[StoredMessage]:
-    last = stream.last(limit=10 if limit is None or follow else limit)
+def _last(stream: Stream[RawPayload], *, limit: int, follow: bool) -> Iterator[StoredMessage]:
+    last = stream.last(limit=limit)
     yield from last
     if follow:
         yield from stream.tail(last[-1].id if last else "beginning")

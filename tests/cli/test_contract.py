@@ -124,6 +124,14 @@ def test_a_role_or_database_that_is_absent_is_named(run: Run, database_url: str,
     assert '"elsewhere" does not exist' in ended.err
 
 
+def test_a_password_is_not_repeated(run: Run) -> None:
+    ended = run("stream", "list", "--database-url", "postgers://somebody:secret@host/name")
+
+    assert ended.code == 2
+    assert "secret" not in ended.err
+    assert "postgers://somebody:***@host/name" in ended.err
+
+
 def test_a_malformed_url_is_a_matter_of_usage(run: Run) -> None:
     ended = run("stream", "list", "--database-url", "postgresql://[::1")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from sqlstreams import Client, RawPayload
+from sqlstreams import Client, Holder, RawPayload
 from sqlstreams_cli import doctor
 from tests.cli.command import NOWHERE, Ended, run_here
 from tests.support import eventually
@@ -109,6 +109,16 @@ def test_a_group_that_nobody_runs_is_told(run: Run, database_url: str) -> None:
     assert "1 ids behind" in told["text"]
     assert "no process runs it" in told["text"]
     assert "--stream notes --group g" in told["fix"]
+
+
+@pytest.mark.parametrize(("age", "state"), [(timedelta(seconds=1), "info"), (timedelta(hours=1), "warn")])
+def test_a_prepared_transaction_that_was_forgotten_is_warned_of(age: timedelta, state: str) -> None:
+    holder = Holder(transaction="-1/7", pid=None, application=None, state="prepared", age=age, gid="left behind")
+
+    (told,) = doctor._prepared([holder])
+
+    assert told.state == state
+    assert "'left behind'" in told.text
 
 
 def test_a_session_that_does_not_wait_for_the_disk_is_warned_of(run: Run, database_url: str) -> None:

@@ -190,15 +190,30 @@ def test_payloads_are_shown_as_they_were_stored_on_one_line(run: Run, invoices: 
 
 
 def test_tail_follow_shows_messages_as_they_come(start: Start, run: Run, invoices: str) -> None:
+    run("stream", "produce", invoices, "--payload", '"long ago"')
     run("stream", "produce", invoices, "--payload", '"before"')
-    process = start("stream", "tail", invoices, "--follow", "--json", "--limit", "2")
+    process = start("stream", "tail", invoices, "--follow", "--json", "--limit", "1")
     assert process.stdout is not None
     assert '"payload":"before"' in process.stdout.readline()
 
     run("stream", "produce", invoices, "--payload", '"after"')
 
     assert '"payload":"after"' in process.stdout.readline()
-    assert finish(process).code == 0
+
+
+def test_tail_from_a_position_waits_for_as_many_messages_as_are_asked_for(
+    start: Start, run: Run, invoices: str
+) -> None:
+    run("stream", "produce", invoices, "--payload", '"first"')
+    process = start("stream", "tail", invoices, "--follow", "--json", "--from", "beginning", "--limit", "2")
+    assert process.stdout is not None
+    assert '"payload":"first"' in process.stdout.readline()
+
+    run("stream", "produce", invoices, "--payload", '"second"')
+    ended = finish(process)
+
+    assert (ended.code, ended.err) == (0, "")
+    assert '"payload":"second"' in ended.out
 
 
 def test_ctrl_c_ends_a_tail_without_a_word(start: Start, run: Run, invoices: str) -> None:
