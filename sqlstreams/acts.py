@@ -37,13 +37,21 @@ def check_installation(schema: str) -> Act[None]:
     """Refuse a schema without an installation, or with one that this library cannot work with."""
     if not (yield from is_installed(schema)):
         raise NotInstalled(f"schema {schema!r} holds no sqlstreams installation")
-    applied = yield from ask(statements.list_applied(schema))
-    migration.verify(migration.shipped(), applied)
-    streams = yield from ask(statements.list_stream_ids(schema)) if applied else _no_streams()
-    if lacking := migration.pending(migration.shipped(), applied, streams):
+    if lacking := (yield from _lacking(schema)):
+        # A stream registered by another between the two statements lacks nothing at a second look.
+        still = yield from _lacking(schema)
+        lacking = [step for step in lacking if step in still]
+    if lacking:
         first = lacking[0].describe()
         where = f"stream {first.stream!r}" if first.stream else "the system"
         raise NotInstalled(f"schema {schema!r} lacks migration {first.version:04} ({first.name}) of {where}")
+
+
+def _lacking(schema: str) -> Act[list[migration.Step]]:
+    applied = yield from ask(statements.list_applied(schema))
+    migration.verify(migration.shipped(), applied)
+    streams = yield from ask(statements.list_stream_ids(schema)) if applied else _no_streams()
+    return migration.pending(migration.shipped(), applied, streams)
 
 
 def migrate_next(schema: str) -> Act[MigrationStep | None]:
@@ -59,14 +67,10 @@ def migrate_next(schema: str) -> Act[MigrationStep | None]:
             yield from ask(statements.create_migration_log(schema))
     else:
         yield from ask(statements.lock_schema(schema))
-    applied = yield from ask(statements.list_applied(schema))
-    migration.verify(migration.shipped(), applied)
-    streams = yield from ask(statements.list_stream_ids(schema)) if applied else _no_streams()
-    steps = migration.pending(migration.shipped(), applied, streams)
-    if not steps:
-        return None
-    yield from _apply(schema, steps[0])
-    return steps[0].describe()
+    for step in (yield from _lacking(schema)):
+        if (yield from _apply(schema, step)):
+            return step.describe()
+    return None
 
 
 def show_system(schema: str, *, through_pooler: bool) -> Act[SystemStatus]:
@@ -101,7 +105,7 @@ def _no_streams() -> Act[list[NamedStream]]:
     yield  # a generator, so that it can stand where a statement is asked
 
 
-def _apply(schema: str, step: migration.Step) -> Act[None]:
+def _apply(schema: str, step: migration.Step) -> Act[bool]:
     recorded = yield from ask(
         statements.record_migration(
             schema,
@@ -116,6 +120,7 @@ def _apply(schema: str, step: migration.Step) -> Act[None]:
     )
     if recorded:
         yield from ask(statements.run_migration(step.migration.text, schema=schema, stream=step.stream.id or None))
+    return bool(recorded)
 
 
 def _describe_applied(applied: Applied, streams: dict[int, str]) -> MigrationStep:
