@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -130,7 +130,7 @@ def produce(
     Blank lines are left out. A batch is committed as a whole. A line that is refused ends the run: what was produced
     before its batch stays, and the output says how to go on with --skip.
 
-    JSON: one object with produced, first_id, last_id, lines and seconds, also when the run failed on the way.
+    JSON: one object with produced, first_id, last_id, lines and seconds, also when a run over lines ended early.
     """
     from sqlstreams_cli.feed import Feed, Keys
     from sqlstreams_cli.lines import open_lines
@@ -140,16 +140,11 @@ def produce(
     keys = Keys.checked(key=key, key_field=key_field, routing_key=routing_key, routing_key_field=routing_key_field)
     with session.client() as client:
         feed = Feed(client.stream(name), keys)
-        try:
-            if payload is not None:
-                feed.produce_one(payload.encode("utf-8", "surrogateescape"))
-            else:
-                with open_lines(file) as source:
-                    feed.produce_lines(source, batch=batch, skip=skip)
-        except BaseException:
-            _show_feed(session, feed)
-            talk(feed.how_to_go_on())
-            raise
+        if payload is not None:
+            feed.produce_one(payload.encode("utf-8", "surrogateescape"))
+        else:
+            with open_lines(file) as source:
+                _feed_lines(session, feed, source, batch=batch, skip=skip)
         _show_feed(session, feed)
 
 
@@ -236,6 +231,15 @@ def _show(session: Session, client: Client, name: str) -> None:
         render.print_json(shown)
     else:
         render.print_fields(shown)
+
+
+def _feed_lines(session: Session, feed: Feed, source: BinaryIO, *, batch: int, skip: int) -> None:
+    try:
+        feed.produce_lines(source, batch=batch, skip=skip)
+    except BaseException:
+        _show_feed(session, feed)
+        talk(feed.how_to_go_on())
+        raise
 
 
 def _show_feed(session: Session, feed: Feed) -> None:

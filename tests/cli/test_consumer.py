@@ -38,6 +38,10 @@ def keep_slowly(payload: dict):
     time.sleep(0.02)
     keep(payload)
 
+def fail(payload: dict):
+    Path(f"failed.{os.getpid()}").touch()
+    raise ValueError("not today")
+
 def no_argument():
     pass
 
@@ -193,6 +197,18 @@ async def test_one_process_consumes_until_sigterm(start: Start, notes: str, plac
     ended = finish(process)
 
     assert (ended.code, ended.json()["handled"]) == (0, 200), ended.err
+
+
+async def test_verbose_logs_what_happens_with_its_code_on_stderr(start: Start, notes: str, place: Path) -> None:
+    process = start("consumer", "run", "handlers:fail", "-s", notes, "-g", "g", "-v", "--json", cwd=place)
+
+    await eventually(lambda: len(pids(place, "failed")) == 1)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
+
+    assert ended.json()["failed"] > 0
+    assert "INFO SQL0106" in ended.err
+    assert "not today" in ended.err
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])

@@ -136,8 +136,7 @@ def test_limits_hold_at_and_over_the_edge(run: Run) -> None:
 def test_a_file_that_cannot_be_read_is_named(run: Run, invoices: str, tmp_path: Path) -> None:
     ended = run("stream", "produce", invoices, "--file", str(tmp_path / "nothing"))
 
-    assert ended.code == 1
-    assert f"error: No such file or directory: {tmp_path}/nothing" in ended.err
+    assert ended == Ended(1, "", f"error: No such file or directory: {tmp_path}/nothing\n")
 
 
 async def test_lines_of_a_slow_pipe_are_produced_as_they_come_and_counted_at_ctrl_c(
