@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+import random
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from msgspec import Struct
 
 from sqlstreams.consume.holes import Barrier, lower_barrier, raise_barrier
@@ -59,95 +60,82 @@ def test_a_new_prepared_transaction_is_none_of_the_prepared_ones_that_were_waite
     assert lower_barrier(barrier, seen(prepared("701"))).is_settled
 
 
-class Transaction(Struct):
-    """An open transaction that holds the lock. `began` says when, as a count of transactions."""
+@settings(max_examples=1_000, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_no_id_appears_that_was_passed_and_nobody_waits_for_transactions_that_began_later(seed: int) -> None:
+    server = Server(random.Random(seed))
+    for _ in range(60):
+        server.step()
+
+
+class Transaction(Struct, eq=False):
+    """An open transaction that holds the lock; `number` counts them in the order of their beginning."""
 
     holder: Holder
-    began: int
+    number: int
     ids: list[int]
 
 
-class Server(RuleBasedStateMachine):
-    """A log, transactions that write to it, and one reader that passes holes by the rule."""
+class Server:
+    """A log, transactions that write to it at random, and one reader that passes holes by the rule."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-        self.next_id = 1
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.begun = 0
+        self.last_id = 0
         self.head = 0
         self.open: list[Transaction] = []
         self.head_read: int | None = None
         self.barrier: Barrier | None = None
-        self.raised_at = 0
+        self.begun_before_barrier = 0
         self.settled = 0
 
-    @rule()
+    def step(self) -> None:
+        self.dice.choice((self.begin, self.take_an_id, self.prepare, self.end, self.look, self.look))()
+
     def begin(self) -> None:
-        self.count += 1
-        self.open.append(Transaction(session(f"1/{self.count}"), self.count, []))
+        if len(self.open) < 4:
+            self.begun += 1
+            self.open.append(Transaction(session(f"1/{self.begun}"), self.begun, []))
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def take_an_id(self, data: st.DataObject) -> None:
-        transaction = self._choose(data, prepared=False)
-        if transaction is not None:
-            transaction.ids.append(self.next_id)
-            self.next_id += 1
+    def take_an_id(self) -> None:
+        if writing := [each for each in self.open if not each.holder.prepared]:
+            self.last_id += 1
+            self.dice.choice(writing).ids.append(self.last_id)
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def prepare(self, data: st.DataObject) -> None:
-        transaction = self._choose(data, prepared=False)
-        if transaction is not None:
-            transaction.holder = prepared(str(700 + transaction.began))
+    def prepare(self) -> None:
+        if writing := [each for each in self.open if each.ids and not each.holder.prepared]:
+            transaction = self.dice.choice(writing)
+            transaction.holder = prepared(str(700 + transaction.number))
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        transaction = data.draw(st.sampled_from(self.open))
-        self.open.remove(transaction)
-        assert all(each > self.settled for each in transaction.ids), "an id appeared that the reader has passed"
-        self.head = max([self.head, *transaction.ids])
+    def end(self) -> None:
+        if self.open:
+            transaction = self.open.pop(self.dice.randrange(len(self.open)))
+            if self.dice.random() < 0.7:
+                assert all(each > self.settled for each in transaction.ids), "an id appeared that was passed"
+                self.head = max([self.head, *transaction.ids])
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def roll_back(self, data: st.DataObject) -> None:
-        self.open.remove(data.draw(st.sampled_from(self.open)))
-
-    @precondition(lambda self: self.barrier is None)
-    @rule()
-    def read_head(self) -> None:
-        """Take a snapshot. Anything may happen before the locks are read."""
-        self.head_read = self.head
-
-    @precondition(lambda self: self.barrier is None and self.head_read is not None)
-    @rule()
-    def read_locks(self) -> None:
-        assert self.head_read is not None
-        self.raised_at = self.count
-        self._stand_at(raise_barrier(seen(*self._holders(), head=self.head_read)))
-        self.head_read = None
-
-    @precondition(lambda self: self.barrier is not None)
-    @rule()
-    def look_again(self) -> None:
-        assert self.barrier is not None
-        self._stand_at(lower_barrier(self.barrier, seen(*self._holders(), head=self.head)))
-        if not any(each.began <= self.raised_at or each.holder.prepared for each in self.open):
-            assert self.barrier is None, "the reader waits for transactions that began later"
+    def look(self) -> None:
+        """Read the head, or the locks: anything may happen in between."""
+        if self.barrier is not None:
+            self._stand_at(lower_barrier(self.barrier, seen(*self._holders(), head=self.head)))
+            self._check_patience()
+        elif self.head_read is None:
+            self.head_read = self.head
+        else:
+            self.begun_before_barrier = self.begun
+            self._stand_at(raise_barrier(seen(*self._holders(), head=self.head_read)))
+            self.head_read = None
 
     def _stand_at(self, barrier: Barrier) -> None:
         self.barrier = None if barrier.is_settled else barrier
         if barrier.is_settled:
             self.settled = max(self.settled, barrier.head)
 
+    def _check_patience(self) -> None:
+        older = [each for each in self.open if each.number <= self.begun_before_barrier]
+        if not older and not any(each.holder.prepared for each in self.open):
+            assert self.barrier is None, "the reader waits for transactions that began later"
+
     def _holders(self) -> list[Holder]:
         return [each.holder for each in self.open]
-
-    def _choose(self, data: st.DataObject, *, prepared: bool) -> Transaction | None:
-        choice = [each for each in self.open if each.holder.prepared == prepared]
-        return data.draw(st.sampled_from(choice)) if choice else None
-
-
-TestServer = Server.TestCase
-TestServer.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
