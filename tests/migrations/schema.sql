@@ -1,0 +1,420 @@
+table claim_lease with (fillfactor=50)
+    token uuid not null
+    group_id bigint not null
+    instance_id bigint
+    low bigint not null
+    high bigint not null
+    resolved bigint not null
+    done bigint[] not null default '{}'::bigint[]
+    reclaims integer not null default 0
+    claimed_at timestamp with time zone not null default now()
+    constraint claim_lease_check CHECK ((high >= low))
+    constraint claim_lease_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
+    constraint claim_lease_instance_id_fkey FOREIGN KEY (instance_id) REFERENCES sqlstreams.consumer_instance(id) ON DELETE SET NULL
+    constraint claim_lease_pkey PRIMARY KEY (token)
+CREATE INDEX claim_lease_group ON sqlstreams.claim_lease USING btree (group_id, low)
+CREATE INDEX claim_lease_instance ON sqlstreams.claim_lease USING btree (instance_id)
+CREATE UNIQUE INDEX claim_lease_pkey ON sqlstreams.claim_lease USING btree (token)
+
+table consumer_group_config
+    id bigint not null generated always as identity
+    stream_id bigint not null
+    name text not null
+    max_retries integer not null
+    retry_base interval not null
+    retry_exponent double precision not null
+    retry_cap interval not null
+    start_at text not null
+    created_at timestamp with time zone not null default now()
+    updated_at timestamp with time zone not null default now()
+    constraint consumer_group_config_check CHECK ((retry_cap >= retry_base))
+    constraint consumer_group_config_max_retries_check CHECK (((max_retries >= 0) AND (max_retries <= 1000000)))
+    constraint consumer_group_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
+    constraint consumer_group_config_pkey PRIMARY KEY (id)
+    constraint consumer_group_config_retry_base_check CHECK ((retry_base >= '00:00:00'::interval))
+    constraint consumer_group_config_retry_exponent_check CHECK (((retry_exponent >= (1)::double precision) AND (retry_exponent <= (10)::double precision)))
+    constraint consumer_group_config_stream_id_fkey FOREIGN KEY (stream_id) REFERENCES sqlstreams.stream_config(id) ON DELETE CASCADE
+    constraint consumer_group_config_stream_id_name_key UNIQUE (stream_id, name)
+CREATE UNIQUE INDEX consumer_group_config_pkey ON sqlstreams.consumer_group_config USING btree (id)
+CREATE UNIQUE INDEX consumer_group_config_stream_id_name_key ON sqlstreams.consumer_group_config USING btree (stream_id, name)
+
+sequence consumer_group_config_id_seq as bigint start 1 increment 1 cache 1
+
+table consumer_group_config_log
+    id bigint not null generated always as identity
+    group_id bigint not null
+    stream_id bigint not null
+    action text not null
+    config jsonb not null
+    changed_by text not null default SESSION_USER
+    changed_at timestamp with time zone not null default now()
+    constraint consumer_group_config_log_action_check CHECK ((action = ANY (ARRAY['registered'::text, 'changed'::text, 'renamed'::text, 'destroyed'::text])))
+    constraint consumer_group_config_log_pkey PRIMARY KEY (id)
+CREATE UNIQUE INDEX consumer_group_config_log_pkey ON sqlstreams.consumer_group_config_log USING btree (id)
+
+sequence consumer_group_config_log_id_seq as bigint start 1 increment 1 cache 1
+
+table consumer_group_cursor with (fillfactor=50)
+    group_id bigint not null
+    claimed bigint not null
+    constraint consumer_group_cursor_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
+    constraint consumer_group_cursor_pkey PRIMARY KEY (group_id)
+CREATE UNIQUE INDEX consumer_group_cursor_pkey ON sqlstreams.consumer_group_cursor USING btree (group_id)
+
+view consumer_group_status
+    stream text  -- the stream it reads
+    name text  -- the group
+    id bigint  -- its id
+    head bigint  -- the last visible message id of the stream
+    claimed bigint  -- the last id handed to a process
+    committed bigint  -- everything up to this id was handled, or has an exception row
+    lag bigint  -- ids between committed and head; rolled-back ones count until passed
+    lag_time interval  -- how long ago the first message behind committed was produced
+    leases integer  -- ranges that are leased to processes or free to be taken over
+    processes integer  -- how many processes hold one
+    ready bigint  -- failed or delayed messages that wait for their next delivery
+    inflight bigint  -- such messages that are being delivered
+    dead bigint  -- messages whose retries are spent, or that can never succeed
+    reclaims bigint  -- how often work was taken over from a process that died
+ SELECT s.name AS stream,
+    g.name,
+    g.id,
+    h.head,
+    c.claimed,
+    p.committed,
+    GREATEST(h.head - p.committed, 0::bigint) AS lag,
+    b.lag_time,
+    l.leases,
+    l.processes,
+    b.ready,
+    b.inflight,
+    b.dead,
+    ( SELECT count(*) AS count
+           FROM sqlstreams.reclaim_log r
+          WHERE r.group_id = g.id) AS reclaims
+   FROM sqlstreams.consumer_group_config g
+     JOIN sqlstreams.stream_config s ON s.id = g.stream_id
+     JOIN sqlstreams.consumer_group_cursor c ON c.group_id = g.id
+     CROSS JOIN LATERAL sqlstreams.log_head(s.id) h(head, last_at)
+     CROSS JOIN LATERAL ( SELECT count(*)::integer AS leases,
+            count(DISTINCT claim_lease.instance_id)::integer AS processes,
+            min(claim_lease.resolved) AS resolved
+           FROM sqlstreams.claim_lease
+          WHERE claim_lease.group_id = g.id) l
+     CROSS JOIN LATERAL ( SELECT LEAST(c.claimed, l.resolved) AS committed) p
+     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, dead);
+
+table consumer_instance with (fillfactor=50)
+    id bigint not null generated always as identity
+    token uuid not null
+    hostname text not null
+    pid integer not null
+    library text not null
+    started_at timestamp with time zone not null default now()
+    renewed_at timestamp with time zone not null default now()
+    expires_at timestamp with time zone not null
+    constraint consumer_instance_pkey PRIMARY KEY (id)
+CREATE UNIQUE INDEX consumer_instance_pkey ON sqlstreams.consumer_instance USING btree (id)
+
+sequence consumer_instance_id_seq as bigint start 1 increment 1 cache 1
+
+table exception_queue_1 with (fillfactor=70)
+    group_id bigint not null
+    message_id bigint not null
+    state text not null
+    failures integer not null default 0
+    delays integer not null default 0
+    can_run_after timestamp with time zone not null
+    instance_id bigint
+    token uuid
+    error_type text
+    error text
+    first_failed_at timestamp with time zone not null default now()
+    updated_at timestamp with time zone not null default now()
+    constraint exception_queue_1_check CHECK (((state = 'inflight'::text) = (token IS NOT NULL)))
+    constraint exception_queue_1_pkey PRIMARY KEY (group_id, message_id)
+    constraint exception_queue_1_state_check CHECK ((state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'dead'::text, 'superseded'::text])))
+CREATE INDEX exception_queue_1_dead ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'dead'::text)
+CREATE INDEX exception_queue_1_due ON sqlstreams.exception_queue_1 USING btree (group_id, can_run_after) WHERE (state = 'ready'::text)
+CREATE INDEX exception_queue_1_inflight ON sqlstreams.exception_queue_1 USING btree (group_id, instance_id) WHERE (state = 'inflight'::text)
+CREATE UNIQUE INDEX exception_queue_1_pkey ON sqlstreams.exception_queue_1 USING btree (group_id, message_id)
+
+table message_log_1 partition by RANGE (id)
+    id bigint not null default nextval('sqlstreams.message_log_1_id'::regclass)
+    payload json not null
+    routing_key text
+    message_key text
+    schema_version integer not null default 1
+    compaction_rank bigint
+    options json
+    created_at timestamp with time zone not null default statement_timestamp()
+    constraint message_log_1_pkey PRIMARY KEY (id)
+CREATE UNIQUE INDEX message_log_1_pkey ON ONLY sqlstreams.message_log_1 USING btree (id)
+
+table message_log_1_from_0 partition of sqlstreams.message_log_1 FOR VALUES FROM ('0') TO ('1000000')
+    id bigint not null default nextval('sqlstreams.message_log_1_id'::regclass)
+    payload json not null
+    routing_key text
+    message_key text
+    schema_version integer not null default 1
+    compaction_rank bigint
+    options json
+    created_at timestamp with time zone not null default statement_timestamp()
+    constraint message_log_1_from_0_pkey PRIMARY KEY (id)
+CREATE UNIQUE INDEX message_log_1_from_0_pkey ON sqlstreams.message_log_1_from_0 USING btree (id)
+
+sequence message_log_1_id as bigint start 1 increment 1 cache 1
+
+table migration_log
+    scope text not null
+    stream_id bigint not null
+    version integer not null
+    name text not null
+    checksum text not null
+    breaking boolean not null
+    library text not null
+    applied_at timestamp with time zone not null default now()
+    constraint migration_log_pkey PRIMARY KEY (scope, stream_id, version)
+    constraint migration_log_scope_check CHECK ((scope = ANY (ARRAY['system'::text, 'stream'::text])))
+CREATE UNIQUE INDEX migration_log_pkey ON sqlstreams.migration_log USING btree (scope, stream_id, version)
+
+table payload_schema
+    stream_id bigint not null
+    schema_version integer not null
+    fingerprint text not null
+    json_schema jsonb not null
+    registered_at timestamp with time zone not null default now()
+    constraint payload_schema_pkey PRIMARY KEY (stream_id, schema_version)
+    constraint payload_schema_schema_version_check CHECK ((schema_version >= 1))
+    constraint payload_schema_stream_id_fkey FOREIGN KEY (stream_id) REFERENCES sqlstreams.stream_config(id) ON DELETE CASCADE
+CREATE UNIQUE INDEX payload_schema_pkey ON sqlstreams.payload_schema USING btree (stream_id, schema_version)
+
+table reclaim_log
+    id bigint not null generated always as identity
+    group_id bigint not null
+    low bigint not null
+    high bigint not null
+    resolved bigint not null
+    done bigint[] not null
+    from_instance bigint
+    from_hostname text
+    from_pid integer
+    to_instance bigint
+    reclaimed_at timestamp with time zone not null default now()
+    constraint reclaim_log_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
+    constraint reclaim_log_pkey PRIMARY KEY (id)
+CREATE INDEX reclaim_log_group ON sqlstreams.reclaim_log USING btree (group_id, low)
+CREATE UNIQUE INDEX reclaim_log_pkey ON sqlstreams.reclaim_log USING btree (id)
+
+sequence reclaim_log_id_seq as bigint start 1 increment 1 cache 1
+
+table stream_config
+    id bigint not null generated always as identity
+    name text not null
+    max_payload integer not null
+    partition_rows bigint not null
+    created_at timestamp with time zone not null default now()
+    updated_at timestamp with time zone not null default now()
+    constraint stream_config_max_payload_check CHECK (((max_payload >= 1) AND (max_payload <= 268435456)))
+    constraint stream_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
+    constraint stream_config_name_key UNIQUE (name)
+    constraint stream_config_partition_rows_check CHECK (((partition_rows >= 1000) AND (partition_rows <= 1000000000)))
+    constraint stream_config_pkey PRIMARY KEY (id)
+CREATE UNIQUE INDEX stream_config_name_key ON sqlstreams.stream_config USING btree (name)
+CREATE UNIQUE INDEX stream_config_pkey ON sqlstreams.stream_config USING btree (id)
+
+sequence stream_config_id_seq as bigint start 1 increment 1 cache 1
+
+table stream_config_log
+    id bigint not null generated always as identity
+    stream_id bigint not null
+    action text not null
+    config jsonb not null
+    changed_by text not null default SESSION_USER
+    changed_at timestamp with time zone not null default now()
+    constraint stream_config_log_action_check CHECK ((action = ANY (ARRAY['registered'::text, 'changed'::text, 'renamed'::text, 'destroyed'::text])))
+    constraint stream_config_log_pkey PRIMARY KEY (id)
+CREATE UNIQUE INDEX stream_config_log_pkey ON sqlstreams.stream_config_log USING btree (id)
+
+sequence stream_config_log_id_seq as bigint start 1 increment 1 cache 1
+
+view stream_status
+    name text  -- the stream
+    id bigint  -- its id, the suffix of its tables
+    head bigint  -- the last visible message id, 0 when there is none
+    last_at timestamp with time zone  -- when that message was produced
+    partitions integer  -- how many partitions the log has
+    size bigint  -- bytes of the log with its index
+    groups integer  -- how many consumer groups read it
+ SELECT s.name,
+    s.id,
+    h.head,
+    h.last_at,
+    p.partitions,
+    p.size,
+    (( SELECT count(*) AS count
+           FROM sqlstreams.consumer_group_config g
+          WHERE g.stream_id = s.id))::integer AS groups
+   FROM sqlstreams.stream_config s
+     CROSS JOIN LATERAL sqlstreams.log_head(s.id) h(head, last_at)
+     CROSS JOIN LATERAL ( SELECT count(*)::integer AS partitions,
+            COALESCE(sum(pg_total_relation_size(i.inhrelid::regclass)), 0::numeric)::bigint AS size
+           FROM pg_inherits i
+          WHERE i.inhparent = to_regclass(format('%I.%I'::text, 'sqlstreams', 'message_log_'::text || s.id))::oid) p;
+
+CREATE OR REPLACE FUNCTION sqlstreams.check_message(payload json, message_key text, routing_key text, headers json, max_payload integer)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+declare
+    field   text;
+    problem text;
+begin
+    if payload is null then
+        field := 'payload';
+        problem := 'must not be null';
+    elsif pg_catalog.octet_length(payload::text) > max_payload then
+        field := 'payload';
+        problem := pg_catalog.format('must have at most %s bytes as JSON, got %s', max_payload,
+            pg_catalog.octet_length(payload::text));
+    elsif payload::text ~* '\\u(0000|d[89a-f])' and not "sqlstreams".is_text(payload) then
+        field := 'payload';
+        problem := 'must not contain the character NUL or a lone surrogate';
+    elsif pg_catalog.octet_length(message_key) not between 1 and 512 then
+        field := 'message_key';
+        problem := pg_catalog.format('must have 1 to 512 bytes, got %s', pg_catalog.octet_length(message_key));
+    elsif pg_catalog.octet_length(routing_key) not between 1 and 512 then
+        field := 'routing_key';
+        problem := pg_catalog.format('must have 1 to 512 bytes, got %s', pg_catalog.octet_length(routing_key));
+    elsif headers is not null and pg_catalog.json_typeof(headers) <> 'object' then
+        field := 'headers';
+        problem := 'must be a JSON object of texts';
+    elsif headers is not null and exists (
+        select from pg_catalog.json_each(headers) h where pg_catalog.json_typeof(h.value) <> 'string') then
+        field := 'headers';
+        problem := 'must be a JSON object of texts';
+    elsif pg_catalog.octet_length(headers::text) > 16384 then
+        field := 'headers';
+        problem := pg_catalog.format('must have at most 16384 bytes together, got %s',
+            pg_catalog.octet_length(headers::text));
+    end if;
+    if field is not null then
+        raise exception '% %', field, problem
+            using errcode = 'SS010', column = field, hint = 'sqlstreams explain SQL0010';
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.extend_log(of_stream bigint, through_id bigint)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SET lock_timeout TO '5s'
+AS $function$
+declare
+    parent text := pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || of_stream);
+    part   text;
+    size   bigint;
+    edge   bigint := "sqlstreams".log_edge(of_stream);
+begin
+    if edge > through_id then
+        return edge;
+    end if;
+    perform pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(parent, 0));
+    select partition_rows into strict size from "sqlstreams".stream_config where id = of_stream;
+    edge := "sqlstreams".log_edge(of_stream);
+    while edge <= through_id loop
+        part := pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || of_stream || '_from_' || edge);
+        execute pg_catalog.format(
+            'create table %s (like %s including defaults including constraints including indexes including storage)',
+            part, parent);
+        execute pg_catalog.format('alter table %s attach partition %s for values from (%s) to (%s)',
+            parent, part, edge, edge + size);
+        edge := edge + size;
+    end loop;
+    return edge;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT dead bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+    execute pg_catalog.format('select clock_timestamp() - created_at from %I.%I where id > $1 order by id limit 1',
+        'sqlstreams', 'message_log_' || of_stream) into lag_time using committed;
+    execute pg_catalog.format(
+        'select count(*) filter (where state = ''ready''), count(*) filter (where state = ''inflight''),'
+        '       count(*) filter (where state = ''dead'') from %I.%I where group_id = $1',
+        'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, dead using of_group;
+    lag_time := coalesce(lag_time, interval '0');
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.is_text(payload json)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+begin
+    perform payload::jsonb;
+    return true;
+exception when untranslatable_character or invalid_text_representation then
+    return false;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.log_edge(of_stream bigint)
+ RETURNS bigint
+ LANGUAGE sql
+ STABLE
+AS $function$
+    select coalesce(max((regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''(\d+)''\)'))[1]::bigint), 0)
+      from pg_catalog.pg_inherits i
+      join pg_catalog.pg_class c on c.oid = i.inhrelid
+     where i.inhparent = pg_catalog.to_regclass(
+               pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || of_stream))
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.log_head(of_stream bigint, OUT head bigint, OUT last_at timestamp with time zone)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+    execute pg_catalog.format('select id, created_at from %I.%I order by id desc limit 1',
+        'sqlstreams', 'message_log_' || of_stream) into head, last_at;
+    head := coalesce(head, 0);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.produce(stream text, payload json, message_key text DEFAULT NULL::text, routing_key text DEFAULT NULL::text, headers json DEFAULT NULL::json)
+ RETURNS bigint
+ LANGUAGE plpgsql
+AS $function$
+declare
+    config     record;
+    log        text;
+    last_id    bigint;
+    message_id bigint;
+begin
+    select c.id, c.max_payload into config from "sqlstreams".stream_config c where c.name = produce.stream;
+    if not found then
+        raise exception 'there is no stream named %', pg_catalog.quote_nullable(stream)
+            using errcode = 'SS012', hint = 'sqlstreams explain SQL0012';
+    end if;
+    perform "sqlstreams".check_message(payload, message_key, routing_key, headers, config.max_payload);
+    log := pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || config.id);
+    -- Far from the edge there is room for everyone who inserts at this moment; near it the log is extended first. No
+    -- exception block: each would be a subtransaction, and many of those in one transaction slow the whole server.
+    execute pg_catalog.format('select last_value from %s', log || '_id') into last_id;
+    perform "sqlstreams".extend_log(config.id, last_id + 10000);
+    execute pg_catalog.format(
+        'insert into %s (payload, message_key, routing_key, options) values ($1, $2, $3, $4) returning id', log)
+       into message_id
+      using payload, message_key, routing_key,
+            case when headers is not null then pg_catalog.json_build_object('headers', headers) end;
+    return message_id;
+end
+$function$
