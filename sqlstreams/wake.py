@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 
 import psycopg
@@ -71,6 +72,7 @@ class Notifier:
                 if connection is not None:
                     connection.close()
                 connection = None
+            time.sleep(_SPACING)
         if connection is not None:
             connection.close()
 
