@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
+
 from sqlstreams_cli.demo import make_zone_changes
 from sqlstreams_cli.demo.make_zone_changes import (
     SHIPPED_FILE,
