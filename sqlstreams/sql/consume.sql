@@ -107,10 +107,11 @@ select t.low, t.high, t.died, m.id, m.payload, m.message_key, m.routing_key, m.o
     on m.id > t.resolved
    and m.id <= t.high
    and m.id <> all(t.done)
-   and not exists (select
-                     from {schema}.exception_queue_{stream} e
-                    where e.group_id = %(group_id)s
-                      and e.message_id = m.id)
+   -- Looked up one by one: `not exists` may become a join that reads all the dead rows of the group.
+   and (select true
+          from {schema}.exception_queue_{stream} e
+         where e.group_id = %(group_id)s
+           and e.message_id = m.id) is null
  order by m.id
 
 -- name: record_exceptions
@@ -184,6 +185,8 @@ taken as (
       from due
      where e.group_id = %(group_id)s
        and e.message_id = due.message_id
+       -- Says the same, and keeps the planner from reading all the dead rows of the group for a join.
+       and e.message_id = any(array(select message_id from due))
     returning e.message_id, e.failures, e.delays
 )
 select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, t.failures, t.delays
@@ -196,6 +199,7 @@ select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_versio
 delete from {schema}.exception_queue_{stream}
  where group_id = %(group_id)s
    and message_id = any(%(message_ids)s::bigint[])
+   and state = 'inflight'  -- as the token says, and now there is an index without the dead rows
    and token = %(token)s
 returning message_id, set_config('synchronous_commit', 'off', true)
 
@@ -226,6 +230,8 @@ update {schema}.exception_queue_{stream} e
   join {schema}.consumer_group_config g on g.id = %(group_id)s
  where e.group_id = %(group_id)s
    and e.message_id = f.message_id
+   and e.message_id = any(%(message_ids)s::bigint[])  -- or all the dead rows of the group may be read for the join
+   and e.state = 'inflight'
    and e.token = %(token)s
 returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_timestamp())::float8 as due_in,
           set_config('synchronous_commit', 'off', true)
@@ -274,5 +280,6 @@ update {schema}.exception_queue_{stream} e
   join {schema}.consumer_group_config g on g.id = %(group_id)s
  where e.group_id = %(group_id)s
    and e.message_id = o.message_id
+   and e.message_id = any(array(select message_id from orphaned))  -- see claim_exceptions
    and e.token = o.token
 returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_timestamp())::float8 as due_in

@@ -63,7 +63,8 @@ select distinct i.id, i.hostname, i.pid, i.started_at, i.expires_at
 -- Ask in one go, for the groups of one stream: is there anything to claim, to take over or to free, and when is the
 -- next retry due (in seconds, null for none)?
 select c.group_id,
-       exists (select from {schema}.message_log_{stream} m where m.id > c.claimed) as fresh,
+       -- In order: `exists` drops an order, and may read through what is claimed.
+       (select m.id from {schema}.message_log_{stream} m where m.id > c.claimed order by m.id limit 1) is not null as fresh,
        exists (select
                  from {schema}.claim_lease l
                  left join {schema}.consumer_instance i on i.id = l.instance_id

@@ -1,0 +1,389 @@
+"""Every statement fits the migrated schema, and the hot ones touch no more rows than they are asked for.
+
+The plans are looked at on a log of 100,000 messages in ten partitions, nearly all of them claimed, with 50 groups and
+50,000 dead messages; before and after ANALYZE; planned for their parameters and for any.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, LiteralString
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.conninfo import make_conninfo
+
+from sqlstreams import Client, statements
+from sqlstreams.options import GroupOptions, StreamOptions
+from sqlstreams.produce.batch import JsonArray, prepare_adapters
+from sqlstreams.sql import statement_texts
+from sqlstreams.statements import Failures, Family, Statement
+from tests.support import Note
+
+FAMILY = Family("sqlstreams", 1)
+TOKEN = UUID(int=1)
+ARGUMENTS: dict[str, Any] = {
+    "action": "registered",
+    "ahead": 0,
+    "at": datetime(2026, 1, 1, tzinfo=UTC),
+    "breaking": False,
+    "channel": "sqlstreams",
+    "checksum": "x",
+    "claimed": 0,
+    "config": b"{}",
+    "done": [[1, 2], []],
+    "failures": Failures([1], ["failed"], [0.0], ["ValueError"], ["no"]),
+    "family": FAMILY,
+    "fingerprint": "x",
+    "finished": [TOKEN],
+    "from_id": 1,
+    "group_id": 1,
+    "groups": {1: [1]},
+    "hostname": "here",
+    "instance_id": 1,
+    "json_schema": b"{}",
+    "known": [TOKEN],
+    "library": "1.0",
+    "limit": 10,
+    "message_ids": [1],
+    "message_keys": ["k", None],
+    "name": "notes",
+    "new_name": "letters",
+    "payloads": JsonArray([b"{}", b"[]"]),
+    "pid": 1,
+    "resolved": [1, 2],
+    "routing_keys": None,
+    "schema": "sqlstreams",
+    "schema_version": 1,
+    "scope": "system",
+    "settled": 0,
+    "start_at": "head",
+    "stream_id": 1,
+    "stream_ids": [1],
+    "token": TOKEN,
+    "tokens": [TOKEN, UUID(int=2)],
+    "ttl": 15.0,
+    "version": 99,
+    "xact": 3,
+}
+DDL = {"create_schema", "create_migration_log", "drop_family"}
+
+
+def _sample(name: str) -> Statement[Any]:
+    ask = getattr(statements, name)
+    arguments: dict[str, Any] = {}
+    for parameter in inspect.signature(ask).parameters.values():
+        match parameter.name, parameter.annotation:
+            case "options", "StreamOptions":
+                arguments["options"] = StreamOptions()
+            case "options", "GroupOptions":
+                arguments["options"] = GroupOptions()
+            case "options", _:
+                arguments["options"] = None
+            case _:
+                arguments[parameter.name] = ARGUMENTS[parameter.name]
+    made: Statement[Any] = ask(**arguments)
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain_url(server_url: str, template: str) -> Iterator[str]:
+    """A database with one stream and one group, for tests that change nothing."""
+    for url in _database(server_url, template, "plain"):
+        with Client(url) as client:
+            client.stream("notes", Note).register().consumer("g").register()
+        yield url
+
+
+@pytest.mark.parametrize("name", statement_texts())
+def test_every_statement_fits_the_schema(plain_url: str, name: str) -> None:
+    statement = _sample(name)
+    assert statement.name == name
+    prefix = b"" if name in DDL else b"explain "
+    with psycopg.connect(plain_url) as connection:
+        prepare_adapters(connection.adapters)
+        connection.execute(prefix + statement.query, statement.parameters, binary=True)
+        connection.rollback()
+
+
+@pytest.mark.parametrize("name", statement_texts())
+def test_every_statement_uses_all_its_parameters_and_puts_none_into_quotes(name: str) -> None:
+    statement = _sample(name)
+    assert statement.parameters is not None
+    assert set(re.findall(r"%\((\w+)\)s", statement.query.decode())) == statement.parameters.keys()
+    quoted = re.findall(r"'(?:[^']|'')*'", statement.query.decode())
+    assert [text for text in quoted if "%(" in text] == []
+
+
+@pytest.mark.parametrize("name", statement_texts())
+def test_no_statement_selects_whatever_there_is(name: str) -> None:
+    assert not re.search(r"select\s+(\w+\.)?\*", statement_texts()[name])
+
+
+# Plans
+
+MESSAGES, GROUPS, DEAD, IN_FLIGHT, PARTITION = 100_000, 50, 50_000, 100, 10_000
+CLAIMED = 98_500
+
+
+@pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
+def full_url(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[str]:
+    """A database with much in it."""
+    for url in _database(server_url, template, "full"):
+        with Client(url) as client:
+            stream = client.stream("notes", Note).register(partition_rows=PARTITION)
+            for number in range(GROUPS):
+                stream.consumer(f"g{number}").register()
+        with psycopg.connect(url, autocommit=True) as connection:
+            _fill(connection)
+            if request.param == "analyzed":
+                connection.execute("analyze")
+        yield url
+
+
+def _database(server_url: str, template: str, name: str) -> Iterator[str]:
+    database = f"sqlstreams_{name}_{os.getpid()}"
+    with psycopg.connect(server_url, autocommit=True) as admin:
+        admin.execute(f"create database {database} template {template}")
+        try:
+            yield make_conninfo(server_url, dbname=database)
+        finally:
+            admin.execute(f"drop database {database} with (force)")
+
+
+def _fill(connection: psycopg.Connection) -> None:
+    connection.execute("select sqlstreams.extend_log(1, %s)", [MESSAGES])
+    tables = connection.execute(
+        "select oid::regclass::text from pg_class where relnamespace = 'sqlstreams'::regnamespace and relkind = 'r'"
+    ).fetchall()
+    for (table,) in tables:  # or PostgreSQL may analyze them when it likes
+        connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
+    for query in (
+        f"""insert into sqlstreams.message_log_1 (payload, created_at)
+            select '{{"text": "a"}}', now() - make_interval(secs => {MESSAGES} - n)
+              from generate_series(1, {MESSAGES}) as n""",
+        f"update sqlstreams.consumer_group_cursor set claimed = {CLAIMED} - group_id * 200",
+        f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, failures, can_run_after)
+            select 1, n, 'dead', 3, now() - interval '1 hour' from generate_series(1, {DEAD}) as n""",
+        f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, can_run_after)
+            select 1, {DEAD} + n, 'ready', now() + make_interval(mins => n::int - 500)
+              from generate_series(1, 1000) as n""",
+        f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, token, can_run_after)
+            select 1, {DEAD} + 1000 + n, 'inflight', gen_random_uuid(), now() from generate_series(1, {IN_FLIGHT}) as n""",
+        """insert into sqlstreams.consumer_instance (token, hostname, pid, library, expires_at)
+           select gen_random_uuid(), 'h', n, '1', now() + interval '1 hour' from generate_series(1, 20) as n""",
+        f"""insert into sqlstreams.claim_lease (token, group_id, instance_id, low, high, resolved)
+            select ('00000000-0000-0000-0000-' || lpad(to_hex(g * 20 + i), 12, '0'))::uuid, g,
+                   nullif(i, 1), {CLAIMED} - g * 200 - i * 100 + 1, {CLAIMED} - g * 200 - i * 100 + 100,
+                   {CLAIMED} - g * 200 - i * 100
+              from generate_series(1, {GROUPS}) as g, generate_series(1, 10) as i""",
+    ):
+        connection.execute(query)
+
+
+class Plan:
+    """What EXPLAIN (ANALYZE) says of the log and the exception queue."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.nodes = [node for node in _walk(plan) if node["Actual Loops"] and _is_big(node)]
+
+    @property
+    def scanned_through(self) -> list[str]:
+        """Return the tables that were read from end to end."""
+        return [node["Relation Name"] for node in self.nodes if node["Node Type"] == "Seq Scan"]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows were read, also those that were of no use."""
+        counts = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck")
+        return sum(round(node["Actual Loops"] * sum(node.get(each, 0) for each in counts)) for node in self.nodes)
+
+    @property
+    def partitions(self) -> set[str]:
+        """Return the partitions of the log that were read."""
+        return {node["Relation Name"] for node in self.nodes if node["Relation Name"].startswith("message_log_1_from")}
+
+
+def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for inner in node.get("Plans", ()):
+        yield from _walk(inner)
+
+
+def _is_big(node: dict[str, Any]) -> bool:
+    name, kind = str(node.get("Relation Name", "")), str(node["Node Type"])
+    return kind.endswith("Scan") and name.startswith(("message_log", "exception_queue"))
+
+
+def _explain(url: str, statement: Statement[Any], *, generic: bool) -> Plan:
+    explain: LiteralString = "explain (analyze, format json) "
+    with psycopg.connect(url) as connection:
+        prepare_adapters(connection.adapters)
+        if not generic:
+            cursor = connection.execute(explain.encode() + statement.query, statement.parameters, binary=True)
+        else:
+            connection.execute("set local plan_cache_mode = force_generic_plan")
+            _prepare(connection, statement)
+            arguments = [sql.Literal(value) for value in (statement.parameters or {}).values()]
+            listed = [sql.SQL(" ({})").format(sql.SQL(", ").join(arguments))] if arguments else []
+            cursor = connection.execute(sql.Composed([sql.SQL(explain), sql.SQL("execute asked"), *listed]))
+        row = cursor.fetchone()
+        connection.rollback()
+        connection.execute("deallocate all")
+    assert row is not None
+    return Plan(row[0][0]["Plan"])
+
+
+def _prepare(connection: psycopg.Connection, statement: Statement[Any]) -> None:
+    # With the types that the driver would announce.
+    parameters = dict(statement.parameters or {})
+    transformer = Transformer(connection)
+    transformer.dump_sequence(list(parameters.values()), [PyFormat.BINARY] * len(parameters))
+    registry = connection.adapters.types
+    types = ", ".join(_type_name(registry.get(oid), oid) for oid in transformer.types or ())
+    numbers = {name: number for number, name in enumerate(parameters, start=1)}
+    query = re.sub(r"%\((\w+)\)s", lambda match: f"${numbers[match[1]]}", statement.query.decode())
+    announced = f" ({types})" if types else ""
+    connection.execute(f"prepare asked{announced} as {query.replace('%%', '%')}".encode())
+
+
+def _type_name(info: Any, oid: int) -> str:
+    if info is None:
+        return "unknown"
+    return f"{info.regtype}[]" if oid == info.array_oid else str(info.regtype)
+
+
+modes = pytest.mark.parametrize("generic", [False, True], ids=["planned for its parameters", "planned for any"])
+
+
+@modes
+@pytest.mark.parametrize("group_id", [1, 40])
+@pytest.mark.parametrize("limit", [10, 500])
+def test_a_claim_reads_what_it_takes(full_url: str, generic: bool, group_id: int, limit: int) -> None:
+    statement = statements.claim(
+        FAMILY, group_id=group_id, instance_id=2, token=TOKEN, limit=limit, settled=0, finished=[]
+    )
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert limit <= plan.rows <= 2 * limit + 10
+    assert len(plan.partitions) <= 2
+
+
+@modes
+def test_a_claim_across_holes_reads_what_it_takes(full_url: str, generic: bool) -> None:
+    statement = statements.claim(
+        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=100, settled=MESSAGES, finished=[TOKEN]
+    )
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert 100 <= plan.rows <= 210
+
+
+@modes
+def test_taking_over_reads_the_range_alone(full_url: str, generic: bool) -> None:
+    statement = statements.take_over(FAMILY, group_id=1, instance_id=2, token=TOKEN)
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert 100 <= plan.rows <= 210
+    assert len(plan.partitions) <= 2
+
+
+@modes
+@pytest.mark.parametrize("limit", [1, 100])
+def test_claiming_exceptions_reads_no_dead_ones(full_url: str, generic: bool, limit: int) -> None:
+    statement = statements.claim_exceptions(FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=limit)
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert limit <= plan.rows <= 4 * limit + 10
+
+
+@modes
+def test_a_poll_for_fifty_groups_reads_some_rows_of_each(full_url: str, generic: bool) -> None:
+    statement = statements.poll("sqlstreams", groups={1: list(range(1, GROUPS + 1))})
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert plan.rows <= 4 * GROUPS
+
+
+@modes
+def test_a_checkpoint_reads_no_message(full_url: str, generic: bool) -> None:
+    statement = statements.checkpoint(
+        "sqlstreams", instance_id=2, tokens=[UUID(int=22)], resolved=[CLAIMED], done=[[1, 2]]
+    )
+    assert _explain(full_url, statement, generic=generic).nodes == []
+
+
+@modes
+def test_producing_reads_nothing(full_url: str, generic: bool) -> None:
+    statement = statements.produce_many(
+        FAMILY,
+        schema_version=1,
+        payloads=["{}"] * 1_000 if generic else JsonArray([b"{}"] * 1_000),
+        routing_keys=None,
+        message_keys=None,
+        options=None,
+    )
+    assert _explain(full_url, statement, generic=generic).nodes == []
+
+
+@modes
+@pytest.mark.parametrize("rows", [1, 100])
+def test_giving_exceptions_back_reads_those_rows_or_all_in_flight(full_url: str, generic: bool, rows: int) -> None:
+    ids = [DEAD + number for number in range(1, rows + 1)]
+    failures = Failures(ids, ["failed"] * rows, [0.0] * rows, ["E"] * rows, ["no"] * rows)
+    for statement in (
+        statements.complete_exceptions(FAMILY, group_id=1, token=TOKEN, message_ids=ids),
+        statements.return_exceptions(FAMILY, group_id=1, token=TOKEN, failures=failures),
+        statements.release_exceptions(FAMILY, group_id=1, instance_id=2, known=[TOKEN]),
+    ):
+        plan = _explain(full_url, statement, generic=generic)
+        assert plan.scanned_through == [], statement.name
+        assert plan.rows <= 2 * rows + IN_FLIGHT, statement.name
+
+
+@modes
+def test_freeing_exceptions_reads_the_orphaned_ones(full_url: str, generic: bool) -> None:
+    plan = _explain(full_url, statements.free_exceptions(FAMILY, group_id=1, instance_id=2), generic=generic)
+    assert plan.scanned_through == []
+    assert 100 <= plan.rows <= 210
+
+
+@modes
+def test_the_head_of_a_log_is_one_row(full_url: str, generic: bool) -> None:
+    for statement in (statements.find_head(FAMILY), statements.read_settled_head(FAMILY)):
+        plan = _explain(full_url, statement, generic=generic)
+        assert plan.scanned_through == []
+        assert plan.rows == 1
+
+
+@modes
+def test_reading_messages_reads_as_many_as_asked(full_url: str, generic: bool) -> None:
+    plan = _explain(full_url, statements.read_messages(FAMILY, from_id=55_555, limit=100), generic=generic)
+    assert plan.scanned_through == []
+    assert plan.rows == 100
+    assert len(plan.partitions) == 1
+
+
+@pytest.mark.parametrize("group_id", [2, 50])
+def test_the_status_of_a_group_reads_a_few_rows(full_url: str, group_id: int) -> None:
+    # Inside functions EXPLAIN sees nothing; the server counts all the same.
+    counted: LiteralString = """
+        select relname, seq_scan, coalesce(idx_tup_fetch, 0)
+          from pg_stat_xact_user_tables
+         where relname ~ '^(message_log|exception_queue)_1'
+           and (seq_scan > 0 or idx_tup_fetch > 0)
+    """
+    with psycopg.connect(full_url) as connection:
+        statement = statements.get_group_status("sqlstreams", group_id=group_id)
+        connection.execute(statement.query, statement.parameters)
+        touched = connection.execute(counted).fetchall()
+        connection.rollback()
+    assert [name for name, scans, _ in touched if scans] == []
+    assert sum(fetched for _, _, fetched in touched) <= 5
