@@ -98,7 +98,7 @@ async def test_without_push_polling_delivers_within_its_period(database_url: str
                 await _produce(client)
                 await eventually(lambda count=count: len(arrivals.delays) == count)  # type: ignore[misc]  # mypy infers no default of a lambda
         assert not _connected(client)
-    assert max(arrivals.delays) < POLL + 0.3
+    assert max(arrivals.delays) < POLL + 0.75  # the rest is for a busy machine
     assert consumer.stats.woken_by_notification == 0
 
 
@@ -122,7 +122,7 @@ async def test_a_plain_insert_without_a_wake_up_is_found_by_polling(client: Asyn
             text = f'{{"text": "{time.time()}"}}'
             await connection.execute("insert into sqlstreams.message_log_1 (payload) values (%s::json)", (text,))
             await eventually(lambda count=count: len(arrivals.delays) == count)  # type: ignore[misc]  # mypy infers no default of a lambda
-    assert max(arrivals.delays) < POLL + 0.3
+    assert max(arrivals.delays) < POLL + 0.75  # the rest is for a busy machine
 
 
 async def _end_listening_session(url: str) -> None:
