@@ -35,6 +35,9 @@ _CONNECTION_DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
+_PROOF_WITHIN: Final = 5.0
+# The pools double their pauses between attempts to connect, for minutes; starting over keeps them at a second.
+_RECONNECT_AFRESH: Final = 2.0
 # Errors that say "this connection is of no use any more", not "this statement is wrong".
 _BROKEN: Final = (
     pg.AdminShutdown,
@@ -111,6 +114,14 @@ def translate(error: psycopg.Error, schema: str) -> Exception:
     return error
 
 
+def _reconnect(pool: ConnectionPool) -> None:
+    pool.check()  # which also has a pool without connections grow
+
+
+async def _areconnect(pool: AsyncConnectionPool) -> None:
+    await pool.check()
+
+
 class Database:
     """One installation, blocking: a pool that opens on first use."""
 
@@ -125,6 +136,8 @@ class Database:
             timeout=address.timeout,
             kwargs={"autocommit": True, "row_factory": tuple_row},
             configure=self._configure,
+            reconnect_timeout=_RECONNECT_AFRESH,
+            reconnect_failed=_reconnect,
             open=False,
         )
 
@@ -187,6 +200,19 @@ class Database:
         self._pool.check()
 
 
+class _AsyncPool(AsyncConnectionPool):
+    """A pool that does not wait for ever to learn whether a connection works."""
+
+    @staticmethod
+    async def check_connection(conn: psycopg.AsyncConnection[Any]) -> None:
+        try:
+            async with asyncio.timeout(_PROOF_WITHIN):
+                await conn.execute("")
+        except TimeoutError:
+            await conn.close()
+            raise psycopg.OperationalError("the connection did not answer in time") from None
+
+
 class AsyncDatabase:
     """One installation, for asyncio: a pool that opens on first use."""
 
@@ -194,13 +220,16 @@ class AsyncDatabase:
         self.address = address
         self.schema = address.schema
         self.through_pooler = False
-        self._pool = AsyncConnectionPool(
+        self._renewal: asyncio.Task[None] | None = None
+        self._pool = _AsyncPool(
             address.conninfo,
             min_size=0,
             max_size=address.pool_size,
             timeout=address.timeout,
             kwargs={"autocommit": True, "row_factory": tuple_row},
             configure=self._configure,
+            reconnect_timeout=_RECONNECT_AFRESH,
+            reconnect_failed=_areconnect,
             open=False,
         )
 
@@ -255,7 +284,12 @@ class AsyncDatabase:
             async with asyncio.timeout(self.address.timeout), self.connection() as connection:
                 return await aexecute(connection, statement)
         except TimeoutError:
+            self._start_renewal()
             raise DatabaseUnavailable(f"no answer to {statement.name} within {self.address.timeout:g} s") from None
+        except DatabaseUnavailable as error:
+            if not isinstance(error.__cause__, PoolTimeout):
+                self._start_renewal()  # where one connection broke, the idle ones often did
+            raise
 
     async def _run_once(self, act: Act[ResultT]) -> ResultT:
         async with self.connection() as connection, connection.transaction():
@@ -265,7 +299,13 @@ class AsyncDatabase:
         """Replace the connections that broke; raise `error` again when there was none to be had in time."""
         if isinstance(error.__cause__, PoolTimeout):
             raise error
-        await self._pool.check()
+        await asyncio.shield(self._start_renewal())
+
+    def _start_renewal(self) -> asyncio.Task[None]:
+        # One at a time, and in a task that nobody cancels: the pool would swallow that, or lose connections.
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._pool.check(), name="sqlstreams-renew-pool")
+        return self._renewal
 
 
 def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> list[RowT]:

@@ -556,7 +556,7 @@ def record_exceptions(
         "tokens": tokens,
         **msgspec.structs.asdict(failures),
     }
-    return _of_family("record_exceptions", family, _first(Recorded, 3), parameters)
+    return _of_family("record_exceptions", family, Recorded, parameters)
 
 
 def claim_exceptions(family: Family, *, group_id: int, instance_id: int, token: UUID, limit: int) -> Statement[Columns]:

@@ -161,8 +161,8 @@ select g.id,
   from fresh f
   join {schema}.consumer_group_config g on g.id = %(group_id)s
 on conflict (group_id, message_id) do nothing
-returning message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in,
-          set_config('synchronous_commit', 'off', true)
+-- Committed durably: with the range finished after a crash of the server, the row is all that is left of the message.
+returning message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in
 
 -- name: claim_exceptions
 -- Take rows that are due, the longest due first, for handlers that start at once.

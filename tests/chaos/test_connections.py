@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from typing import Any
 from uuid import uuid4
@@ -50,6 +51,23 @@ async def test_a_process_lives_on_when_all_its_connections_are_cut_at_once(
             admin.execute(f"select pg_terminate_backend(pid) from ({_BACKENDS}) as backends (pid)")
             await _goes_on(victim)
     await _stop_and_check(client, group, victim, start)
+
+
+async def test_a_pool_full_of_dead_connections_delays_a_consumer_by_little(
+    database_url: str, client: AsyncClient, group: AsyncConsumer[Note]
+) -> None:
+    url = make_conninfo(database_url, application_name="victim")
+    async with AsyncClient(url, pool_size=10) as victim, contextlib.AsyncExitStack() as stack:
+        consumer = victim.stream("notes", Note).consumer("g")
+        for _ in range(10):
+            await stack.enter_async_context(victim._database.connection())
+        await stack.aclose()
+        async with consuming(consumer, _succeed):
+            await eventually(lambda: consumer.stats.claims > 0)
+            with psycopg.connect(database_url, autocommit=True) as admin:
+                admin.execute(f"select pg_terminate_backend(pid) from ({_BACKENDS}) as backends (pid)")
+            await produce(client, 1)
+            await eventually(lambda: consumer.stats.handled == 1, within=3)
 
 
 async def test_a_blocked_event_loop_keeps_its_leases(
@@ -110,6 +128,10 @@ async def test_a_retry_whose_claim_was_lost_is_freed_uncharged(
         await eventually(lambda: _cut_the_heartbeat(database_url))
         await all_is_done(group)
     assert attempts == [1, 2]
+
+
+async def _succeed(note: Note) -> None:
+    """Succeed."""
 
 
 async def _lose_a_claim(url: str, *, ids: range) -> None:
