@@ -273,7 +273,7 @@ language plpgsql immutable as $sqlstreams$
 begin
     perform payload::jsonb;
     return true;
-exception when untranslatable_character or invalid_text_representation then
+exception when untranslatable_character or invalid_text_representation or numeric_value_out_of_range then
     return false;
 end
 $sqlstreams$;
@@ -305,6 +305,9 @@ begin
     elsif headers is not null and pg_catalog.json_typeof(headers) <> 'object' then
         field := 'headers';
         problem := 'must be a JSON object of texts';
+    elsif headers::text ~* '\\u(0000|d[89a-f])' and not {schema}.is_text(headers) then
+        field := 'headers';
+        problem := 'must not contain the character NUL or a lone surrogate';
     elsif headers is not null and exists (
         select from pg_catalog.json_each(headers) h where pg_catalog.json_typeof(h.value) <> 'string') then
         field := 'headers';

@@ -111,6 +111,8 @@ def translate(error: psycopg.Error, schema: str) -> Exception:
         return DatabaseUnavailable(f"the connection to the database failed: {str(error).strip()}")
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName) and error.diag.message_primary:
         return NotInstalled(f"schema {schema!r} lacks what this call needs: {error.diag.message_primary}")
+    if isinstance(error, pg.UniqueViolation) and error.diag.constraint_name == "stream_config_name_key":
+        return InvalidInput("new_name", "is taken: another gave a stream this name at the same moment")
     return error
 
 

@@ -7,7 +7,6 @@ The plans are looked at on a log of 100,000 messages in ten partitions, nearly a
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,13 +17,13 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.conninfo import make_conninfo
 
 from sqlstreams import Client, statements
 from sqlstreams.options import GroupOptions, StreamOptions
 from sqlstreams.produce.batch import JsonArray, prepare_adapters
 from sqlstreams.sql import statement_texts
 from sqlstreams.statements import Failures, Family, Statement
+from tests.database.databases import database_of_a_module
 from tests.support import Note
 
 FAMILY = Family("sqlstreams", 1)
@@ -96,7 +95,7 @@ def _sample(name: str) -> Statement[Any]:
 @pytest.fixture(scope="module")
 def plain_url(server_url: str, template: str) -> Iterator[str]:
     """A database with one stream and one group, for tests that change nothing."""
-    for url in _database(server_url, template, "plain"):
+    for url in database_of_a_module(server_url, template, "plain"):
         with Client(url) as client:
             client.stream("notes", Note).register().consumer("g").register()
         yield url
@@ -136,7 +135,7 @@ CLAIMED = 98_500
 @pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
 def full_url(request: pytest.FixtureRequest, server_url: str, template: str) -> Iterator[str]:
     """A database with much in it."""
-    for url in _database(server_url, template, "full"):
+    for url in database_of_a_module(server_url, template, "full"):
         with Client(url) as client:
             stream = client.stream("notes", Note).register(partition_rows=PARTITION)
             for number in range(GROUPS):
@@ -146,16 +145,6 @@ def full_url(request: pytest.FixtureRequest, server_url: str, template: str) -> 
             if request.param == "analyzed":
                 connection.execute("analyze")
         yield url
-
-
-def _database(server_url: str, template: str, name: str) -> Iterator[str]:
-    database = f"sqlstreams_{name}_{os.getpid()}"
-    with psycopg.connect(server_url, autocommit=True) as admin:
-        admin.execute(f"create database {database} template {template}")
-        try:
-            yield make_conninfo(server_url, dbname=database)
-        finally:
-            admin.execute(f"drop database {database} with (force)")
 
 
 def _fill(connection: psycopg.Connection) -> None:
@@ -176,7 +165,8 @@ def _fill(connection: psycopg.Connection) -> None:
             select 1, {DEAD} + n, 'ready', now() + make_interval(mins => n::int - 500)
               from generate_series(1, 1000) as n""",
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, token, can_run_after)
-            select 1, {DEAD} + 1000 + n, 'inflight', gen_random_uuid(), now() from generate_series(1, {IN_FLIGHT}) as n""",
+            select 1, {DEAD} + 1000 + n, 'inflight', gen_random_uuid(), now()
+              from generate_series(1, {IN_FLIGHT}) as n""",
         """insert into sqlstreams.consumer_instance (token, hostname, pid, library, expires_at)
            select gen_random_uuid(), 'h', n, '1', now() + interval '1 hour' from generate_series(1, 20) as n""",
         f"""insert into sqlstreams.claim_lease (token, group_id, instance_id, low, high, resolved)
