@@ -11,7 +11,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,11 +185,27 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-async def atimed(work: Coroutine[Any, Any, object]) -> float:
+async def atimed(work: Awaitable[object]) -> float:
     """Return how many seconds `work` takes."""
     started = time.perf_counter()
     await work
     return time.perf_counter() - started
+
+
+async def until(done: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Wait for an event that a running consumer sets; raise what ends the consumer before."""
+    waiting = asyncio.create_task(done.wait())
+    await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if running.done():
+        await running
+
+
+async def end(*running: asyncio.Task[None]) -> None:
+    """Cancel consumers and wait until they have given back what they held."""
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 def rounds(place: Place, contenders: Mapping[str, Callable[[], float]], *, count: int) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import resource
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from _measure import (
     PAYLOAD_BYTES,
@@ -16,6 +16,7 @@ from _measure import (
     Place,
     Report,
     arguments,
+    end,
     fill,
     in_process,
     orders,
@@ -24,6 +25,7 @@ from _measure import (
     ratios,
     register,
     rounds,
+    until,
     write_copy_file,
 )
 from msgspec import Struct
@@ -123,8 +125,8 @@ async def _time_claims(url: str, stream: str, after: int, claims: int, groups: i
         busy = await client.stream(stream, Order).consumer(f"busy-{time.time_ns()}").register(start=after)
         tasks = await _consume_idly(client, stream, groups - 1)
         tasks.append(asyncio.create_task(busy.consume(handle, concurrency=1, prefetch=_CLAIM, signals=False)))
-        await done.wait()
-        await _end(tasks)
+        await until(done, tasks[-1])
+        await end(*tasks)
     took = [(after - before) * 1e3 for before, after in itertools.pairwise(times)]
     return Claims(percentile(took, 0.5), percentile(took, 0.99))
 
@@ -139,12 +141,6 @@ async def _consume_idly(client: AsyncClient, stream: str, groups: int) -> list[a
 
 async def _do_nothing(order: Order) -> None:
     return None
-
-
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # Memory
@@ -173,8 +169,8 @@ async def _consume_from_the_beginning(url: str, count: int) -> None:
     async with AsyncClient(url) as client:
         consumer = await client.stream(_LONG, Order).consumer(f"memory-{time.time_ns()}").register()
         task = asyncio.create_task(consumer.consume(handle, signals=False))
-        await done.wait()
-        await _end([task])
+        await until(done, task)
+        await end(task)
 
 
 # WAL
@@ -226,7 +222,7 @@ async def _idle(where: Place, seconds: float) -> float:
         before, began = _statements(where), time.perf_counter()
         await asyncio.sleep(seconds)
         counted, took = _statements(where) - before, time.perf_counter() - began
-        await _end(tasks)
+        await end(*tasks)
     return counted / took
 
 

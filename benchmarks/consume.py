@@ -14,6 +14,7 @@ from _measure import (
     Place,
     Report,
     arguments,
+    end,
     fill,
     in_process,
     orders,
@@ -22,6 +23,7 @@ from _measure import (
     raw_json,
     register,
     rounds,
+    until,
     write_copy_file,
 )
 from msgspec import Struct
@@ -130,10 +132,9 @@ async def _consume(url: str, handle: Callable[[Order], Awaitable[None] | None], 
         consumer = await client.stream(STREAM, Order).consumer(f"group-{time.time_ns()}").register()
         wall, processor = time.perf_counter(), time.process_time()
         running = asyncio.create_task(consumer.consume(handle, signals=False))
-        await done.wait()
+        await until(done, running)
         spent = Spent(time.perf_counter() - wall, time.process_time() - processor)
-        running.cancel()
-        await asyncio.wait([running])
+        await end(running)
         return spent
 
 

@@ -16,12 +16,14 @@ from _measure import (
     Place,
     Report,
     arguments,
+    end,
     orders,
     percentile,
     place,
     processes,
     raw_json,
     register,
+    until,
 )
 from msgspec import Struct
 
@@ -162,9 +164,8 @@ async def _consume_all(task: Task) -> dict[int, int]:
         consumer = await stream.consumer(f"group-{time.time_ns()}").register(start="head")
         running = asyncio.create_task(consumer.consume(handle, signals=False))
         await stream.producer().produce(msgspec.structs.replace(orders(1)[0], number=-1))
-        await done.wait()
-        running.cancel()
-        await asyncio.wait([running])
+        await until(done, running)
+        await end(running)
     return starts
 
 

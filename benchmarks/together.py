@@ -16,12 +16,14 @@ from _measure import (
     Place,
     Report,
     arguments,
+    end,
     orders,
     place,
     processes,
     ratios,
     register,
     rounds,
+    until,
     write_copy_file,
 )
 from msgspec import Struct
@@ -153,7 +155,7 @@ async def _consume_for(url: str, board: _Board, seconds: float) -> _Window:
     async with AsyncClient(url) as client:
         consumer = await client.stream(STREAM, Order).consumer(f"group-{time.time_ns()}").register(start="head")
         running = asyncio.create_task(consumer.consume(handle, signals=False))
-        await begun.wait()
+        await until(begun, running)
         await asyncio.sleep(_WARM_UP)
         before, consumed_before, began = board.produced, consumed, time.perf_counter()
         await asyncio.sleep(seconds)
@@ -162,8 +164,7 @@ async def _consume_for(url: str, board: _Board, seconds: float) -> _Window:
             (board.produced - before) * scale, (consumed - consumed_before) * scale, board.produced - consumed
         )
         board.ended = 1
-        running.cancel()
-        await asyncio.wait([running])
+        await end(running)
     return window
 
 
