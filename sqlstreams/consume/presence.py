@@ -7,7 +7,8 @@ import logging
 import os
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
@@ -27,6 +28,7 @@ _POLL_FASTEST: Final = 0.05
 # With the heartbeat, an idle process asks less than one statement a second.
 _POLL_SLOWEST: Final = 1.25
 _BEATS_PER_LEASE: Final = 3
+_SHORTEST_ANSWER: Final = 1.0
 _FAREWELL: Final = 5.0
 
 
@@ -291,9 +293,13 @@ class _Heartbeat(threading.Thread):
     def _beat(self) -> None:
         if self._connection is None:
             self._connection = psycopg.connect(self._address.conninfo, autocommit=True, prepare_threshold=None)
+        with _answering_within(max(self._ttl / _BEATS_PER_LEASE, _SHORTEST_ANSWER), self._connection):
+            self._renew(self._connection)
+
+    def _renew(self, connection: psycopg.Connection[Any]) -> None:
         held = self._presence.progress()
         renewed = execute(
-            self._connection,
+            connection,
             statements.renew_instance(
                 self._address.schema, instance_id=self._identity.id, token=self._identity.token, ttl=self._ttl
             ),
@@ -303,12 +309,11 @@ class _Heartbeat(threading.Thread):
             self._tell(_start, self._presence.reenter)
             self.stop()
         elif held:
-            self._checkpoint(held)
+            self._checkpoint(connection, held)
 
-    def _checkpoint(self, held: list[Progress]) -> None:
-        assert self._connection is not None
+    def _checkpoint(self, connection: psycopg.Connection[Any], held: list[Progress]) -> None:
         owned = execute(
-            self._connection,
+            connection,
             statements.checkpoint(
                 self._address.schema,
                 instance_id=self._identity.id,
@@ -331,6 +336,23 @@ class _Heartbeat(threading.Thread):
     def _tell(self, function: Any, *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+@contextmanager
+def _answering_within(seconds: float, connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Break a connection that is still used after some seconds: a blocking call has no deadline of its own."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        timer = threading.Timer(seconds, _shut_down, [end])
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _shut_down(end: socket.socket) -> None:
+    with suppress(OSError):  # it was closed just now
+        end.shutdown(socket.SHUT_RDWR)
 
 
 _background: set[asyncio.Task[None]] = set()
