@@ -49,7 +49,7 @@ _BROKEN: Final = (
 
 
 # The driver reads as much at a time as the longest value that a connection ever answered with, but at first 16 kB. Long
-# claims are then read in a tenth of the time slices of the event loop (benchmarks/consume.py).
+# claims are then read in 25 turns of the event loop instead of 150 (docs/benchmarks.md).
 _GREETING: Final = b"select pg_backend_pid(), repeat(' ', 131072)"
 
 

@@ -32,8 +32,8 @@ class Pace:
     def low_water(self) -> int:
         """Fetch more when fewer than this many messages wait to be started.
 
-        One whole claim is fetched while another is handled; with half a claim the handlers often wait for the server
-        (benchmarks/consume.py).
+        One whole claim is fetched while another is handled; half a claim ahead takes a tenth longer
+        (docs/benchmarks.md).
         """
         return self.limit
 

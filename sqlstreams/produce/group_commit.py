@@ -21,8 +21,8 @@ AsyncAppend = Callable[[Sequence[Encoded], Callable[[], None]], Awaitable[list[i
 class _Ticket:
     """One caller's message and, later, its id or the error of its commit.
 
-    The caller waits on a lock of its own: waking all callers to look for their answers takes five times as long
-    (benchmarks/produce.py).
+    The caller waits on a lock of its own: waking all 32 callers to look for their answers costs a fifth more processor
+    time (docs/benchmarks.md).
     """
 
     __slots__ = ("_answered", "error", "id", "leads", "message")
@@ -161,7 +161,7 @@ class AsyncGroupCommit:
 
     def _share(self, *, alone: bool) -> int:
         # Callers that were answered together call again together. Halved once, they stay two batches that take turns:
-        # one commits while the other is encoded and inserted (benchmarks/produce.py).
+        # one commits while the other is encoded and inserted. It pays where processors are free (docs/benchmarks.md).
         halved = alone and len(self._pending) >= _WORTH_HALVING
         return min(_LARGEST, len(self._pending) // 2 if halved else len(self._pending))
 
