@@ -93,7 +93,7 @@ def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended
                 make_room(database, room, batch, attempt=attempt)
             continue
         except DatabaseUnavailable as error:  # before the commit
-            if attempt:
+            if attempt + 1 == _ATTEMPTS:
                 raise
             database.renew_pool(error)
             continue
@@ -208,7 +208,7 @@ async def aappend(
                 await amake_room(database, room, batch, attempt=attempt)
             continue
         except DatabaseUnavailable as error:  # before the commit
-            if attempt:
+            if attempt + 1 == _ATTEMPTS:
                 raise
             await database.renew_pool(error)
             continue

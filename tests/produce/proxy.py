@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Literal
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+# As a statement of its own (synchronous_commit is in many), with the name under which the driver prepares it.
+_COMMIT = re.compile(rb"(?:(\w+)\x00)?commit\x00")
 Moment = Literal["before", "after"]
 
 
@@ -62,11 +65,15 @@ class Proxy:
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
         answers = threading.Thread(target=_copy, args=(server, client), daemon=True)
-        answered = False
+        answered, prepared = False, b""
         with suppress(OSError):
             while request := client.recv(65_536):
-                moment = self._moments.pop() if b"commit" in request and self._moments else None
+                commit = _COMMIT.search(request)
+                prepared = (commit and commit[1]) or prepared
+                is_commit = commit or (prepared and b"\x00" + prepared + b"\x00" in request)
+                moment = self._moments.pop() if is_commit and self._moments else None
                 if moment is not None:
+                    self.broken += 1
                     self._is_shut = self._close_too
                     self._break(client, server, request, moment)
                     if self._is_shut:
@@ -79,13 +86,13 @@ class Proxy:
         _end(client, server)
 
     def _break(self, client: socket.socket, server: socket.socket, request: bytes, moment: Moment) -> None:
-        client.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
         if moment == "after":
             server.sendall(request)
             with suppress(OSError):
                 server.shutdown(socket.SHUT_WR)
         _end(client, server if moment == "before" else client)
-        self.broken += 1
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -66,7 +66,7 @@ async def test_a_commit_that_cannot_be_asked_about_is_uncertain(
     database_url: str, moment: Moment, texts: list[str]
 ) -> None:
     with lossy(database_url) as proxy:
-        async with AsyncClient(proxy.url, timeout=0.5) as client:
+        async with AsyncClient(proxy.url, timeout=1) as client:
             producer = (await client.stream("notes", Note).register()).producer()
             await producer.produce(Note("warm"))
             proxy.break_next(moment, close_too=True)
@@ -76,7 +76,7 @@ async def test_a_commit_that_cannot_be_asked_about_is_uncertain(
 
 
 def test_a_blocking_commit_that_cannot_be_asked_about_is_uncertain(database_url: str) -> None:
-    with lossy(database_url) as proxy, Client(proxy.url, timeout=0.5) as client:
+    with lossy(database_url) as proxy, Client(proxy.url, timeout=1) as client:
         producer = client.stream("notes", Note).register().producer()
         producer.produce(Note("warm"))
         proxy.break_next("after", close_too=True)
