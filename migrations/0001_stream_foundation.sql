@@ -28,6 +28,12 @@ create table {schema}.exception_queue_{stream} (
     can_run_after   timestamptz not null,
     instance_id     bigint,
     token           uuid,
+    -- Of messages whose key matters: they wait here for each other.
+    message_key     text,
+    concurrency     text check (concurrency in ('exclusive', 'ordered')),
+    -- Of inflight rows: whether the handler was called. And whether the row may be the one that killed a process.
+    started         boolean not null default false,
+    alone           boolean not null default false,
     error_type      text,
     error           text,
     first_failed_at timestamptz not null default now(),
@@ -39,5 +45,7 @@ create index exception_queue_{stream}_due on {schema}.exception_queue_{stream} (
  where state = 'ready';
 create index exception_queue_{stream}_inflight on {schema}.exception_queue_{stream} (group_id, instance_id)
  where state = 'inflight';
+create index exception_queue_{stream}_keys on {schema}.exception_queue_{stream} (group_id, message_key, message_id)
+ where concurrency is not null and state in ('ready', 'inflight', 'deferred');
 create index exception_queue_{stream}_dead on {schema}.exception_queue_{stream} (group_id, message_id)
  where state = 'dead';

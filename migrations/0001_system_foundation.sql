@@ -5,6 +5,8 @@ create table {schema}.stream_config (
     name           text not null unique check (name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'),
     max_payload    integer not null check (max_payload between 1 and 268435456),
     partition_rows bigint not null check (partition_rows between 1000 and 1000000000),
+    -- Whether messages were produced that say themselves what those of their key may do.
+    keyed          boolean not null default false,
     created_at     timestamptz not null default now(),
     updated_at     timestamptz not null default now()
 );
@@ -35,6 +37,7 @@ create table {schema}.consumer_group_config (
     retry_base     interval not null check (retry_base >= interval '0'),
     retry_exponent double precision not null check (retry_exponent between 1 and 10),
     retry_cap      interval not null check (retry_cap >= retry_base),
+    concurrency    text not null check (concurrency in ('parallel', 'exclusive', 'ordered')),
     start_at       text not null,
     created_at     timestamptz not null default now(),
     updated_at     timestamptz not null default now(),
@@ -70,7 +73,8 @@ create table {schema}.consumer_instance (
 ) with (fillfactor = 50);
 
 -- One row is the right to deliver ids low to high to one group. Everything up to `resolved` and in `done` is finished.
--- A row without an instance is free for any process of the group.
+-- A row without an instance is free for any process of the group. `gated` ranges have taken or deferred every key of
+-- theirs; `running` is the message that is being run alone, because a process died while it held the range.
 create table {schema}.claim_lease (
     token       uuid primary key,
     group_id    bigint not null references {schema}.consumer_group_config on delete cascade,
@@ -80,10 +84,22 @@ create table {schema}.claim_lease (
     resolved    bigint not null,
     done        bigint[] not null default '{}',
     reclaims    integer not null default 0,
+    gated       boolean not null default false,
+    running     bigint,
     claimed_at  timestamptz not null default now()
 ) with (fillfactor = 50);
 create index claim_lease_group on {schema}.claim_lease (group_id, low);
 create index claim_lease_instance on {schema}.claim_lease (instance_id);
+
+-- The right to deliver messages of one key to one group. It stays when its process is gone, until the ranges of that
+-- process are taken over: a later message must not pass an earlier one meanwhile.
+create table {schema}.message_key_lease (
+    group_id    bigint not null references {schema}.consumer_group_config on delete cascade,
+    message_key text not null,
+    instance_id bigint references {schema}.consumer_instance on delete set null,
+    primary key (group_id, message_key)
+) with (fillfactor = 70);
+create index message_key_lease_instance on {schema}.message_key_lease (instance_id);
 
 -- Why a message may have been delivered twice: every range or row taken from a process that stopped renewing.
 create table {schema}.reclaim_log (

@@ -23,6 +23,7 @@ from sqlstreams.errors import (
 )
 from sqlstreams.migration import library_version as _library_version
 from sqlstreams.model import (
+    BlockedKey,
     ConsumerStats,
     GroupInfo,
     GroupStatus,
@@ -51,6 +52,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncStream",
     "AsyncSystem",
+    "BlockedKey",
     "Client",
     "Consumer",
     "ConsumerStats",

@@ -11,6 +11,7 @@ from sqlstreams import migration, statements
 from sqlstreams.codec import Codec, describe_change, fingerprint
 from sqlstreams.errors import DestroyRefused, InvalidInput, NotFound, NotInstalled, PayloadShapeChanged
 from sqlstreams.model import (
+    BlockedKey,
     GroupInfo,
     GroupStatus,
     Instance,
@@ -54,23 +55,25 @@ def _lacking(schema: str) -> Act[list[migration.Step]]:
     return migration.pending(migration.shipped(), applied, streams)
 
 
-def migrate_next(schema: str) -> Act[MigrationStep | None]:
-    """Apply the next step that the schema needs, or return None when there is none left.
+def migrate_next(schema: str) -> Act[list[MigrationStep]]:
+    """Apply the next step that the schema needs, or return nothing when there is none left.
 
+    On an empty schema that is every step of the system, so that nobody ever meets half an installation.
     Runs in a transaction of its own. The lock makes other starters wait, and the record that is written first makes
     them find the step done.
     """
-    if not (yield from is_installed(schema)):
-        yield from ask(statements.lock_schema(schema))
-        if not (yield from is_installed(schema)):
-            yield from ask(statements.create_schema(schema))
-            yield from ask(statements.create_migration_log(schema))
-    else:
-        yield from ask(statements.lock_schema(schema))
+    yield from ask(statements.lock_schema(schema))
+    is_fresh = not (yield from is_installed(schema))
+    if is_fresh:
+        yield from ask(statements.create_schema(schema))
+        yield from ask(statements.create_migration_log(schema))
+    applied = []
     for step in (yield from _lacking(schema)):
         if (yield from _apply(schema, step)):
-            return step.describe()
-    return None
+            applied.append(step.describe())
+            if not is_fresh:
+                break
+    return applied
 
 
 def show_system(schema: str, *, through_pooler: bool) -> Act[SystemStatus]:
@@ -315,6 +318,13 @@ def list_instances(schema: str, *, stream: str, name: str) -> Act[list[Instance]
     """Read the processes that hold work of a group."""
     group = yield from get_group(schema, stream=stream, name=name)
     return (yield from ask(statements.list_instances(schema, group_id=group.id)))
+
+
+def list_blocked_keys(schema: str, *, stream: str, name: str, limit: int) -> Act[list[BlockedKey]]:
+    """Read the keys of a group whose messages wait for each other, and what blocks them."""
+    info = yield from get_stream(schema, name=stream)
+    group = yield from _get_group(schema, info, name)
+    return (yield from ask(statements.list_blocked_keys(Family(schema, info.id), group_id=group.id, limit=limit)))
 
 
 def list_reclaims(schema: str, *, stream: str, name: str, limit: int) -> Act[list[Reclaim]]:

@@ -22,6 +22,7 @@ from sqlstreams.consume.workers import Handler
 from sqlstreams.database import AsyncDatabase, address
 from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
+    BlockedKey,
     ConsumerStats,
     GroupInfo,
     GroupStatus,
@@ -40,9 +41,9 @@ from sqlstreams.model import (
 from sqlstreams.names import check_name
 from sqlstreams.options import GroupOptions, Start, StreamOptions, check_duration, check_integer, check_start
 from sqlstreams.produce.append import LogRoom, aappend, aappend_within
-from sqlstreams.produce.batch import Encoded, Encoder, statements
+from sqlstreams.produce.batch import Batch, Encoded, Encoder
 from sqlstreams.produce.group_commit import AsyncGroupCommit
-from sqlstreams.statements import Act, Family
+from sqlstreams.statements import Act, Family, mark_keyed
 from sqlstreams.wake import Notifier
 
 PayloadT = TypeVar("PayloadT")
@@ -146,8 +147,8 @@ class AsyncClient:
 
     async def _migrate(self) -> list[MigrationStep]:
         applied = []
-        while step := await self._database.run(lambda: acts.migrate_next(self._address.schema)):
-            applied.append(step)
+        while steps := await self._database.run(lambda: acts.migrate_next(self._address.schema)):
+            applied += steps
         return applied
 
     async def _log(self, stream: str, schema_version: int) -> _Log:
@@ -300,6 +301,7 @@ class AsyncProducer(Generic[PayloadT]):
         key: str | None = None,
         routing_key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        concurrency: str | None = None,
         connection: psycopg.AsyncConnection[Any] | None = None,
     ) -> Receipt:
         """Append one message, durably when this returns. Calls that run at the same time share commits.
@@ -311,7 +313,12 @@ class AsyncProducer(Generic[PayloadT]):
         """
         log = await self._log()
         encoded = self._encoder.one(
-            payload, max_payload=log.info.max_payload, key=key, routing_key=routing_key, headers=headers
+            payload,
+            max_payload=log.info.max_payload,
+            key=key,
+            routing_key=routing_key,
+            headers=headers,
+            concurrency=concurrency,
         )
         if connection is not None:
             return Receipt((await log.append_within(connection, [encoded]))[0])
@@ -328,12 +335,17 @@ class AsyncProducer(Generic[PayloadT]):
         Each item is a payload, or a `Message` with options of its own. See `produce` for `connection` and errors.
         """
         log = await self._log()
-        encoded = self._encoder.many(messages, max_payload=log.info.max_payload)
-        if not encoded:
+        items = list(messages)  # first of all, so that no transaction is open while a generator of the caller's runs
+        if not items:
             return []
+        encoded = self._encoder.each(items, max_payload=log.info.max_payload)
+        asks_for_keys = any(isinstance(item, Message) and item.concurrency is not None for item in items)
         if connection is not None:
-            return [Receipt(message_id) for message_id in await log.append_within(connection, encoded)]
-        return [Receipt(message_id) for message_id in await log.append(encoded)]
+            return [Receipt(message_id) for message_id in await log.append_within(connection, list(encoded))]
+        return [
+            Receipt(message_id)
+            for message_id in await log.append(log.batch(encoded, size=len(items)), asks_for_keys=asks_for_keys)
+        ]
 
     async def _log(self) -> _Log:
         return await self._client._log(self._stream.name, self._stream._codec.schema_version)
@@ -357,15 +369,22 @@ class AsyncConsumer(Generic[PayloadT]):
         retry_base: timedelta = timedelta(seconds=1),
         retry_exponent: float = 2.0,
         retry_cap: timedelta = timedelta(minutes=10),
+        concurrency: str = "parallel",
     ) -> Self:
         """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
 
         `start` counts only when the group is new: "beginning", "head", behind an id, or at an aware datetime. A failed
         message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
-        `retry_cap`, of which a random half is taken off. Raises `NotFound` without the stream.
+        `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
+        "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
+        earlier ones of its key are done or dead. Raises `NotFound` without the stream.
         """
         options = GroupOptions(
-            max_retries=max_retries, retry_base=retry_base, retry_exponent=retry_exponent, retry_cap=retry_cap
+            max_retries=max_retries,
+            retry_base=retry_base,
+            retry_exponent=retry_exponent,
+            retry_cap=retry_cap,
+            concurrency=concurrency,
         )
         check_start("start", start)
         await self._client._run(
@@ -396,6 +415,13 @@ class AsyncConsumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return await self._client._run(
             lambda: acts.list_reclaims(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    async def blocked_keys(self, *, limit: int = 100) -> list[BlockedKey]:
+        """Return the keys whose messages wait for each other and what blocks them, those with most waiting first."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return await self._client._run(
+            lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
 
     async def rename(self, new_name: str) -> AsyncConsumer[PayloadT]:
@@ -439,15 +465,18 @@ class AsyncConsumer(Generic[PayloadT]):
         )
         stop = Stop()
         with stopped_by_signals(stop) if signals else nullcontext():
-            subject = await stop.unless_asked(self._subject())
-            if subject is not None:
-                codec = self._stream._codec
-                await Consumption(subject, codec=codec, handler=handler, options=options, stop=stop).run()
+            found = await stop.unless_asked(self._subject())
+            if found is not None:
+                subject, gated = found
+                consumption = Consumption(
+                    subject, codec=self._stream._codec, handler=handler, options=options, stop=stop, gated=gated
+                )
+                await consumption.run()
 
-    async def _subject(self) -> Subject:
+    async def _subject(self) -> tuple[Subject, bool]:
         info = await self._client._run(lambda: acts.get_stream(self._schema, name=self._stream.name))
         group = await self._client._run(lambda: acts.get_group(self._schema, stream=self._stream.name, name=self.name))
-        return Subject(
+        subject = Subject(
             database=self._client._database,
             presence=self._client._presence,
             family=Family(self._schema, info.id),
@@ -456,6 +485,7 @@ class AsyncConsumer(Generic[PayloadT]):
             group=group.name,
             stats=self.stats,
         )
+        return subject, group.concurrency != "parallel"
 
 
 class _Log:
@@ -463,30 +493,49 @@ class _Log:
 
     def __init__(self, client: AsyncClient, info: StreamInfo, schema_version: int) -> None:
         self.info = info
-        self.commits = AsyncGroupCommit(self.append, max_pending=client._max_pending)
+        self.commits = AsyncGroupCommit(self.commit, max_pending=client._max_pending)
         self._client = client
         self._family = Family(client._address.schema, info.id)
         self._room = LogRoom(self._family, info.partition_rows)
         self._schema_version = schema_version
+        self._keys_allowed = False
 
-    async def append(self, messages: Sequence[Encoded], inserted: Callable[[], None] = lambda: None) -> list[int]:
-        """Append in a transaction of our own and wake the consumers; `inserted` is called before the commit."""
-        batch = statements(self._family, messages, schema_version=self._schema_version)
+    async def commit(self, messages: Sequence[Encoded], inserted: Callable[[], None]) -> list[int]:
+        """Append messages that share a commit; `inserted` is called when only the commit is left."""
+        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        asks_for_keys = any(message.asks_for_keys for message in messages)
+        return await self.append(batch, asks_for_keys=asks_for_keys, inserted=inserted)
+
+    def batch(self, messages: Iterable[Encoded], *, size: int) -> Batch:
+        """Return `size` messages as a batch that is encoded while it is sent."""
+        return Batch(self._family, messages, size=size, schema_version=self._schema_version, eager=False)
+
+    async def append(
+        self, batch: Batch, *, asks_for_keys: bool, inserted: Callable[[], None] = lambda: None
+    ) -> list[int]:
+        """Append in a transaction of our own and wake the consumers."""
+        await self._allow_keys(asks_for_keys)
         try:
-            appended = await aappend(self._client._database, self._room, batch, inserted=inserted)
+            ids = await aappend(self._client._database, self._room, batch, inserted=inserted)
         except NotInstalled as error:
             raise self._gone() from error
         self._client._notifier.notify(self._family.stream)
-        return [each.id for each in appended]
+        return ids
 
     async def append_within(self, connection: psycopg.AsyncConnection[Any], messages: Sequence[Encoded]) -> list[int]:
         """Append in the caller's transaction."""
-        batch = statements(self._family, messages, schema_version=self._schema_version)
+        await self._allow_keys(any(message.asks_for_keys for message in messages))
+        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
         try:
-            appended = await aappend_within(connection, self._room, batch)
+            return await aappend_within(connection, self._room, batch)
         except pg.UndefinedTable as error:
             raise self._gone() from error
-        return [each.id for each in appended]
+
+    async def _allow_keys(self, asked_for: bool) -> None:
+        # Committed before the first message that asks for it, so that no consumer meets one unprepared.
+        if asked_for and not self._keys_allowed:
+            await self._client._database.query(mark_keyed(self._family.schema, stream_id=self._family.stream))
+            self._keys_allowed = True
 
     def _gone(self) -> NotFound:
         self._client._logs.pop((self.info.name, self._schema_version), None)

@@ -19,6 +19,7 @@ from sqlstreams.consume.workers import Handler
 from sqlstreams.database import Database, address
 from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
+    BlockedKey,
     ConsumerStats,
     GroupInfo,
     GroupStatus,
@@ -37,9 +38,9 @@ from sqlstreams.model import (
 from sqlstreams.names import check_name
 from sqlstreams.options import GroupOptions, Start, StreamOptions, check_duration, check_integer, check_start
 from sqlstreams.produce.append import LogRoom, append, append_within
-from sqlstreams.produce.batch import Encoded, Encoder, statements
+from sqlstreams.produce.batch import Batch, Encoded, Encoder
 from sqlstreams.produce.group_commit import GroupCommit
-from sqlstreams.statements import Act, Family
+from sqlstreams.statements import Act, Family, mark_keyed
 from sqlstreams.wake import Notifier
 
 PayloadT = TypeVar("PayloadT")
@@ -138,8 +139,8 @@ class Client:
 
     def _migrate(self) -> list[MigrationStep]:
         applied = []
-        while step := self._database.run(lambda: acts.migrate_next(self._address.schema)):
-            applied.append(step)
+        while steps := self._database.run(lambda: acts.migrate_next(self._address.schema)):
+            applied += steps
         return applied
 
     def _log(self, stream: str, schema_version: int) -> _Log:
@@ -291,6 +292,7 @@ class Producer(Generic[PayloadT]):
         key: str | None = None,
         routing_key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        concurrency: str | None = None,
         connection: psycopg.Connection[Any] | None = None,
     ) -> Receipt:
         """Append one message, durably when this returns. Threads that call at the same time share commits.
@@ -302,7 +304,12 @@ class Producer(Generic[PayloadT]):
         """
         log = self._log()
         encoded = self._encoder.one(
-            payload, max_payload=log.info.max_payload, key=key, routing_key=routing_key, headers=headers
+            payload,
+            max_payload=log.info.max_payload,
+            key=key,
+            routing_key=routing_key,
+            headers=headers,
+            concurrency=concurrency,
         )
         if connection is not None:
             return Receipt((log.append_within(connection, [encoded]))[0])
@@ -319,12 +326,17 @@ class Producer(Generic[PayloadT]):
         Each item is a payload, or a `Message` with options of its own. See `produce` for `connection` and errors.
         """
         log = self._log()
-        encoded = self._encoder.many(messages, max_payload=log.info.max_payload)
-        if not encoded:
+        items = list(messages)  # first of all, so that no transaction is open while a generator of the caller's runs
+        if not items:
             return []
+        encoded = self._encoder.each(items, max_payload=log.info.max_payload)
+        asks_for_keys = any(isinstance(item, Message) and item.concurrency is not None for item in items)
         if connection is not None:
-            return [Receipt(message_id) for message_id in log.append_within(connection, encoded)]
-        return [Receipt(message_id) for message_id in log.append(encoded)]
+            return [Receipt(message_id) for message_id in log.append_within(connection, list(encoded))]
+        return [
+            Receipt(message_id)
+            for message_id in log.append(log.batch(encoded, size=len(items)), asks_for_keys=asks_for_keys)
+        ]
 
     def _log(self) -> _Log:
         return self._client._log(self._stream.name, self._stream._codec.schema_version)
@@ -348,15 +360,22 @@ class Consumer(Generic[PayloadT]):
         retry_base: timedelta = timedelta(seconds=1),
         retry_exponent: float = 2.0,
         retry_cap: timedelta = timedelta(minutes=10),
+        concurrency: str = "parallel",
     ) -> Self:
         """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
 
         `start` counts only when the group is new: "beginning", "head", behind an id, or at an aware datetime. A failed
         message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
-        `retry_cap`, of which a random half is taken off. Raises `NotFound` without the stream.
+        `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
+        "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
+        earlier ones of its key are done or dead. Raises `NotFound` without the stream.
         """
         options = GroupOptions(
-            max_retries=max_retries, retry_base=retry_base, retry_exponent=retry_exponent, retry_cap=retry_cap
+            max_retries=max_retries,
+            retry_base=retry_base,
+            retry_exponent=retry_exponent,
+            retry_cap=retry_cap,
+            concurrency=concurrency,
         )
         check_start("start", start)
         self._client._run(
@@ -383,6 +402,13 @@ class Consumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return self._client._run(
             lambda: acts.list_reclaims(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    def blocked_keys(self, *, limit: int = 100) -> list[BlockedKey]:
+        """Return the keys whose messages wait for each other and what blocks them, those with most waiting first."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(
+            lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
 
     def rename(self, new_name: str) -> Consumer[PayloadT]:
@@ -436,30 +462,46 @@ class _Log:
 
     def __init__(self, client: Client, info: StreamInfo, schema_version: int) -> None:
         self.info = info
-        self.commits = GroupCommit(self.append, max_pending=client._max_pending)
+        self.commits = GroupCommit(self.commit, max_pending=client._max_pending)
         self._client = client
         self._family = Family(client._address.schema, info.id)
         self._room = LogRoom(self._family, info.partition_rows)
         self._schema_version = schema_version
+        self._keys_allowed = False
 
-    def append(self, messages: Sequence[Encoded]) -> list[int]:
+    def commit(self, messages: Sequence[Encoded]) -> list[int]:
+        """Append messages that share a commit."""
+        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        return self.append(batch, asks_for_keys=any(message.asks_for_keys for message in messages))
+
+    def batch(self, messages: Iterable[Encoded], *, size: int) -> Batch:
+        """Return `size` messages as a batch that is encoded while it is sent."""
+        return Batch(self._family, messages, size=size, schema_version=self._schema_version, eager=False)
+
+    def append(self, batch: Batch, *, asks_for_keys: bool) -> list[int]:
         """Append in a transaction of our own and wake the consumers."""
-        batch = statements(self._family, messages, schema_version=self._schema_version)
+        self._allow_keys(asks_for_keys)
         try:
-            appended = append(self._client._database, self._room, batch)
+            ids = append(self._client._database, self._room, batch)
         except NotInstalled as error:
             raise self._gone() from error
         self._client._notifier.notify(self._family.stream)
-        return [each.id for each in appended]
+        return ids
 
     def append_within(self, connection: psycopg.Connection[Any], messages: Sequence[Encoded]) -> list[int]:
         """Append in the caller's transaction."""
-        batch = statements(self._family, messages, schema_version=self._schema_version)
+        self._allow_keys(any(message.asks_for_keys for message in messages))
+        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
         try:
-            appended = append_within(connection, self._room, batch)
+            return append_within(connection, self._room, batch)
         except pg.UndefinedTable as error:
             raise self._gone() from error
-        return [each.id for each in appended]
+
+    def _allow_keys(self, asked_for: bool) -> None:
+        # Committed before the first message that asks for it, so that no consumer meets one unprepared.
+        if asked_for and not self._keys_allowed:
+            self._client._database.query(mark_keyed(self._family.schema, stream_id=self._family.stream))
+            self._keys_allowed = True
 
     def _gone(self) -> NotFound:
         self._client._logs.pop((self.info.name, self._schema_version), None)

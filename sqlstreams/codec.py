@@ -101,24 +101,31 @@ def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
     return "; ".join(changes) or "a nested type differs"
 
 
-def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
-    """Return the stored form of a message's options that hold `headers`, or None when there are none."""
-    if not isinstance(headers, Mapping | None):
+def encode_options(*, headers: Mapping[str, str] | None, concurrency: str | None) -> bytes | None:
+    """Return the stored form of a message's options, or None when there are none."""
+    options: dict[str, object] = {}
+    if headers is not None and (checked := _check_headers(headers)):
+        options["headers"] = checked
+    if concurrency is not None:
+        options["concurrency"] = concurrency
+    return _ENCODER.encode(options) if options else None
+
+
+def _check_headers(headers: object) -> dict[str, str]:
+    if not isinstance(headers, Mapping):
         raise InvalidInput("headers", f"must map str to str, got {type(headers).__name__}")
-    if not headers:
-        return None
     for name, value in headers.items():
-        if not (isinstance(name, str) and isinstance(value, str)):  # type: ignore[redundant-expr]  # untyped callers
+        if not (isinstance(name, str) and isinstance(value, str)):
             raise InvalidInput("headers", f"must map str to str, got {shorten(repr(name))}: {type(value).__name__}")
         if "\x00" in name or "\x00" in value:
             raise InvalidInput("headers", f"must not contain the character NUL, found in {shorten(name)}")
     try:
-        encoded = _ENCODER.encode({"headers": dict(headers)})
+        encoded = _ENCODER.encode(dict(headers))
     except UnicodeEncodeError:
         raise InvalidInput("headers", "must not contain a lone surrogate") from None
     if len(encoded) > 16_384:
         raise InvalidInput("headers", f"must have at most 16384 bytes together, got {len(encoded)}")
-    return encoded
+    return dict(headers)
 
 
 class _Options(Struct, frozen=True):

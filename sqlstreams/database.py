@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar, cast
 
@@ -293,6 +293,19 @@ class AsyncDatabase:
                 self._start_renewal()  # where one connection broke, the idle ones often did
             raise
 
+    async def query_together(self, *statements: Statement[Any]) -> list[list[Any]]:
+        """Ask statements in one transaction and one round trip; return the rows of each. See `query_once`."""
+        try:
+            async with asyncio.timeout(self.address.timeout), self.connection() as connection:
+                return await _aexecute_together(connection, statements)
+        except TimeoutError:
+            self._start_renewal()
+            raise DatabaseUnavailable(f"no answer to {statements[-1].name} within {self.address.timeout:g} s") from None
+        except DatabaseUnavailable as error:
+            if not isinstance(error.__cause__, PoolTimeout):
+                self._start_renewal()
+            raise
+
     async def _run_once(self, act: Act[ResultT]) -> ResultT:
         async with self.connection() as connection, connection.transaction():
             return await adrive(connection, act)
@@ -324,6 +337,21 @@ async def aexecute(connection: psycopg.AsyncConnection[Any], statement: Statemen
         await cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
         await asynchronise(connection)
         return [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []
+
+
+async def _aexecute_together(
+    connection: psycopg.AsyncConnection[Any], statements: Sequence[Statement[Any]]
+) -> list[list[Any]]:
+    async with connection.pipeline():
+        await connection.execute("begin")
+        cursors = [
+            await connection.execute(statement.query, statement.parameters, binary=True) for statement in statements
+        ]
+        await connection.execute("commit")
+    return [
+        [statement.row(*row) for row in await cursor.fetchall()]
+        for statement, cursor in zip(statements, cursors, strict=True)
+    ]
 
 
 def synchronise(connection: psycopg.Connection[Any]) -> None:

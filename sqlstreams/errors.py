@@ -267,6 +267,15 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "Look at the error in the event; a server restart or fail-over heals by itself.",
     ),
     Diagnosis(
+        "SQL0107",
+        "A message that kills its process",
+        "After a process died, the range it held was run one message at a time, and the process that did so died too. "
+        "The message that was running then is charged with a failure; the others of the range are not.",
+        "Look at the payload of the message that the event names, and at the handler. It is dead when its retries are "
+        "spent.",
+        "select message_id, state, failures, error from {schema}.exception_queue_N where error_type = 'ProcessDied'",
+    ),
+    Diagnosis(
         "SQL0106",
         "A handler failed",
         "The handler raised. The message is delivered again after its back-off, or is dead when its retries are spent.",

@@ -22,13 +22,15 @@ class Message(Struct, Generic[PayloadT], frozen=True):
     """One message for `produce_many`: a payload with options of its own.
 
     `key` names what the message is about, `routing_key` lets groups choose; each is text of 1 to 512 bytes.
-    `headers` travel beside the payload, for traces and the like.
+    `headers` travel beside the payload, for traces and the like. `concurrency` ("parallel", "exclusive" or "ordered")
+    overrides what the groups say of messages with the same key.
     """
 
     payload: PayloadT
     key: str | None = None
     routing_key: str | None = None
     headers: Mapping[str, str] | None = None
+    concurrency: str | None = None
 
 
 class Receipt(Struct, frozen=True):
@@ -98,6 +100,7 @@ class GroupInfo(Struct, frozen=True):
     retry_base: timedelta
     retry_exponent: float
     retry_cap: timedelta
+    concurrency: str
     start_at: str
     created_at: datetime
     updated_at: datetime
@@ -153,6 +156,26 @@ class GroupStatus(Struct, frozen=True):
     dead: int
     reclaims: int
     holders: tuple[Holder, ...] = ()
+
+
+class BlockedKey(Struct, frozen=True):
+    """A key whose messages wait, how many of them, and what for.
+
+    `blocked_by` is the earlier message that is being delivered or waits for its retry (`state`, `failures`,
+    `can_run_after`, `error` are its); `instance_id`, `hostname` and `pid` are the process that has the key.
+    """
+
+    key: str
+    waiting: int
+    first_id: int
+    blocked_by: int | None
+    state: str | None
+    failures: int | None
+    can_run_after: datetime | None
+    error: str | None
+    instance_id: int | None
+    hostname: str | None
+    pid: int | None
 
 
 class Instance(Struct, frozen=True):
@@ -260,6 +283,7 @@ class ConsumerStats(Struct):
     failed: int = 0
     delayed: int = 0
     dead: int = 0
+    deferred: int = 0
     retried: int = 0
     reclaimed: int = 0
     claims: int = 0

@@ -12,6 +12,7 @@ from sqlstreams.errors import InvalidInput
 Start = Literal["beginning", "head"] | int | datetime
 """Where a new group begins: the first kept message, behind the last one, after an id, or at a time."""
 
+CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
 
@@ -31,15 +32,19 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
     """Settings of a consumer group: how often and after what pause a failed message is delivered again.
 
     The pause after failure n is `retry_base × retry_exponent^(n-1)`, at most `retry_cap`, of which a random half is
-    taken off so that failures of one moment spread out.
+    taken off so that failures of one moment spread out. `concurrency` says what messages of one key may do: run in
+    `parallel`, one at a time (`exclusive`), or in order as well (`ordered`), where a message waits until the earlier
+    ones of its key are done or dead.
     """
 
     max_retries: int = 10
     retry_base: timedelta = timedelta(seconds=1)
     retry_exponent: float = 2.0
     retry_cap: timedelta = timedelta(minutes=10)
+    concurrency: str = "parallel"
 
     def __post_init__(self) -> None:
+        check_concurrency("concurrency", self.concurrency)
         check_integer("max_retries", self.max_retries, low=0, high=1_000_000)
         check_duration("retry_base", self.retry_base, low=timedelta(0), high=_LONGEST)
         check_duration("retry_cap", self.retry_cap, low=self.retry_base, high=_LONGEST)
@@ -71,6 +76,13 @@ def check_duration(field: str, value: object, *, low: timedelta, high: timedelta
     if not low <= value <= high:
         raise InvalidInput(field, f"must be between {low} and {high}, got {value}")
     return value
+
+
+def check_concurrency(field: str, value: object) -> str:
+    """Return `value` when it says what messages of one key may do: "parallel", "exclusive" or "ordered"."""
+    if value not in CONCURRENCIES:
+        raise InvalidInput(field, f"must be one of {', '.join(CONCURRENCIES)}, got {value!r}")
+    return str(value)
 
 
 def check_start(field: str, value: object) -> Start:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from sqlstreams import model, sql
 from sqlstreams.codec import decode_headers
 from sqlstreams.model import (
+    BlockedKey,
     GroupInfo,
     GroupStatus,
     Holder,
@@ -102,13 +103,6 @@ class PayloadShape(Struct, frozen=True):
     json_schema: dict[str, Any]
 
 
-class Appended(Struct, frozen=True):
-    """An appended message and the transaction that appended it."""
-
-    id: int
-    xact: int
-
-
 class Edge(Struct, frozen=True):
     """The first id of a log that has no partition yet."""
 
@@ -129,9 +123,13 @@ class SettledHead(Struct, frozen=True):
 
 
 class Polled(Struct, frozen=True):
-    """What there is to do for one group. `due_in` is in seconds until the next retry."""
+    """What there is to do for one group. `due_in` is in seconds until the next retry.
+
+    `gated` says whether keys matter to its claims.
+    """
 
     group_id: int
+    gated: bool
     fresh: bool
     loose: bool
     orphaned: bool
@@ -372,7 +370,7 @@ def produce_many(
     routing_keys: list[str | None] | None,
     message_keys: list[str | None] | None,
     options: object,
-) -> Statement[Appended]:
+) -> Statement[int]:
     parameters = {
         "schema_version": schema_version,
         "payloads": payloads,
@@ -380,11 +378,15 @@ def produce_many(
         "message_keys": message_keys,
         "options": options,
     }
-    return _of_family("produce_many", family, Appended, parameters)
+    return _of_family("produce_many", family, int, parameters)
 
 
 def extend_log(family: Family, *, ahead: int) -> Statement[Edge]:
     return _of_family("extend_log", family, Edge, {"ahead": ahead})
+
+
+def read_xact(schema: str) -> Statement[int]:
+    return _of_system("read_xact", schema, int)
 
 
 def ask_commit(schema: str, *, xact: int) -> Statement[Fate]:
@@ -511,6 +513,7 @@ def claim(
     limit: int,
     settled: int,
     finished: list[UUID],
+    gated: bool,
 ) -> Statement[Columns]:
     parameters = {
         "group_id": group_id,
@@ -519,6 +522,7 @@ def claim(
         "limit": limit,
         "settled": settled,
         "finished": finished,
+        "gated": gated,
     }
     return _of_family("claim", family, _columns, parameters)
 
@@ -532,8 +536,8 @@ def disown(schema: str, *, group_id: int, instance_id: int, known: list[UUID]) -
     return _of_system("disown", schema, _first(Owned, 1), parameters)
 
 
-def take_over(family: Family, *, group_id: int, instance_id: int, token: UUID) -> Statement[Columns]:
-    parameters = {"group_id": group_id, "instance_id": instance_id, "token": token}
+def take_over(family: Family, *, group_id: int, instance_id: int, token: UUID, gated: bool) -> Statement[Columns]:
+    parameters = {"group_id": group_id, "instance_id": instance_id, "token": token, "gated": gated}
     return _of_family("take_over", family, _columns, parameters)
 
 
@@ -548,19 +552,37 @@ class Failures(Struct, frozen=True):
 
 
 def record_exceptions(
-    family: Family, *, group_id: int, instance_id: int, tokens: list[UUID], failures: Failures
+    family: Family,
+    *,
+    group_id: int,
+    instance_id: int,
+    tokens: list[UUID],
+    failures: Failures,
+    message_keys: list[str | None],
+    concurrencies: list[str | None],
 ) -> Statement[Recorded]:
     parameters = {
         "group_id": group_id,
         "instance_id": instance_id,
         "tokens": tokens,
+        "message_keys": message_keys,
+        "concurrencies": concurrencies,
         **msgspec.structs.asdict(failures),
     }
     return _of_family("record_exceptions", family, Recorded, parameters)
 
 
-def claim_exceptions(family: Family, *, group_id: int, instance_id: int, token: UUID, limit: int) -> Statement[Columns]:
-    parameters = {"group_id": group_id, "instance_id": instance_id, "token": token, "limit": limit}
+def claim_exceptions(
+    family: Family, *, group_id: int, instance_id: int, token: UUID, limit: int, free: int, followers: int
+) -> Statement[Columns]:
+    parameters = {
+        "group_id": group_id,
+        "instance_id": instance_id,
+        "token": token,
+        "limit": limit,
+        "free": free,
+        "followers": followers,
+    }
     return _of_family("claim_exceptions", family, _columns, parameters)
 
 
@@ -581,3 +603,76 @@ def release_exceptions(family: Family, *, group_id: int, instance_id: int, known
 
 def free_exceptions(family: Family, *, group_id: int, instance_id: int) -> Statement[Recorded]:
     return _of_family("free_exceptions", family, Recorded, {"group_id": group_id, "instance_id": instance_id})
+
+
+def start_exception(family: Family, *, group_id: int, token: UUID, message_id: int) -> Statement[Identified]:
+    parameters = {"group_id": group_id, "token": token, "message_id": message_id}
+    return _of_family("start_exception", family, _first(Identified, 1), parameters)
+
+
+def note_running(
+    schema: str, *, instance_id: int, token: UUID, message_id: int | None, resolved: int
+) -> Statement[Owned]:
+    parameters = {"instance_id": instance_id, "token": token, "message_id": message_id, "resolved": resolved}
+    return _of_system("note_running", schema, _first(Owned, 1), parameters)
+
+
+# Keys
+
+
+class Gated(Struct, frozen=True):
+    """A message of a leased range whose key matters, and whether it has to wait in the exception queue."""
+
+    message_id: int
+    key: str
+    concurrency: str
+    deferred: bool
+
+
+class Key(Struct, frozen=True):
+    """A message key."""
+
+    key: str
+
+
+def lock_cursor(schema: str, *, group_id: int) -> Statement[Columns]:
+    return _of_system("lock_cursor", schema, _columns, {"group_id": group_id})
+
+
+def gate(
+    family: Family, *, group_id: int, instance_id: int, token: UUID, chain: list[str], steal: bool
+) -> Statement[Gated]:
+    parameters = {
+        "group_id": group_id,
+        "instance_id": instance_id,
+        "token": token,
+        "chain": chain,
+        "steal": steal,
+    }
+    return _of_family("gate", family, Gated, parameters)
+
+
+def release_keys(schema: str, *, group_id: int, instance_id: int, keys: list[str]) -> Statement[Key]:
+    parameters = {"group_id": group_id, "instance_id": instance_id, "keys": keys}
+    return _of_system("release_keys", schema, _first(Key, 1), parameters)
+
+
+def disown_keys(schema: str, *, group_id: int, instance_id: int, known: list[str]) -> Statement[Key]:
+    parameters = {"group_id": group_id, "instance_id": instance_id, "known": known}
+    return _of_system("disown_keys", schema, _first(Key, 1), parameters)
+
+
+def promote(family: Family, *, group_id: int, keys: list[str]) -> Statement[Identified]:
+    return _of_family("promote", family, _first(Identified, 1), {"group_id": group_id, "keys": keys})
+
+
+def free_keys(family: Family, *, group_id: int) -> Statement[Key]:
+    return _of_family("free_keys", family, _first(Key, 1), {"group_id": group_id})
+
+
+def list_blocked_keys(family: Family, *, group_id: int, limit: int) -> Statement[BlockedKey]:
+    return _of_family("list_blocked_keys", family, BlockedKey, {"group_id": group_id, "limit": limit})
+
+
+def mark_keyed(schema: str, *, stream_id: int) -> Statement[Identified]:
+    return _of_system("mark_keyed", schema, Identified, {"stream_id": stream_id})

@@ -17,24 +17,28 @@ from psycopg import errors as pg
 from sqlstreams import statements
 from sqlstreams.codec import Codec
 from sqlstreams.consume.hole_watch import HoleWatch
-from sqlstreams.consume.outcome import Outcome
+from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
 from sqlstreams.consume.presence import Progress
-from sqlstreams.consume.ranges import ID, Range, Retries, Work
+from sqlstreams.consume.ranges import ID, Keyed, Range, Retries, Work, asks_for_keys
 from sqlstreams.consume.recorder import Recorder, Returned
 from sqlstreams.consume.stopping import Stop
 from sqlstreams.consume.subject import Subject
+from sqlstreams.consume.suspects import Suspects
 from sqlstreams.consume.work_queue import WorkQueue
 from sqlstreams.consume.workers import Handler, Workers
 from sqlstreams.database import is_broken
 from sqlstreams.errors import DatabaseUnavailable, NotFound, NotInstalled
-from sqlstreams.statements import Polled
+from sqlstreams.statements import Columns, Polled
 
 _log = logging.getLogger("sqlstreams.consume")
 
 # Errors that pass without our doing: a fail-over, a deadlock, a full disk, the row of this process being made anew.
 _PASSING: Final = (psycopg.OperationalError, pg.ForeignKeyViolation, pg.TransactionRollback, DatabaseUnavailable)
 _LONGEST_PAUSE: Final = 5.0
+# Messages that wait for a key are let go by whoever gives it up; this is for those who died before they could.
+_SWEEP_EVERY: Final = 30.0
+_FOLLOWERS: Final = 100
 _CLEANUP: Final = 10.0
 
 
@@ -50,7 +54,14 @@ class Consumption:
     """Delivers one group's messages to one handler until it is stopped."""
 
     def __init__(
-        self, subject: Subject, *, codec: Codec[Any], handler: Handler, options: ConsumeOptions, stop: Stop
+        self,
+        subject: Subject,
+        *,
+        codec: Codec[Any],
+        handler: Handler,
+        options: ConsumeOptions,
+        stop: Stop,
+        gated: bool,
     ) -> None:
         self.stream_id = subject.family.stream
         self.group_id = subject.group_id
@@ -67,9 +78,15 @@ class Consumption:
             decode=codec.decode,
             settle=self._settle,
             hungry=self._hungry,
+            suspects=Suspects(subject, lost=self.lost),
         )
         self._recorder = Recorder(
-            subject, finished=self._finish, retry_in=self._retry_in, check_fatal=self._check_fatal
+            subject,
+            finished=self._finish,
+            retry_in=self._retry_in,
+            check_fatal=self._check_fatal,
+            chains=lambda: self._queue.chains,
+            progress=self.progress,
         )
         self._holes = HoleWatch(subject)
         self._ranges: dict[UUID, Range] = {}
@@ -82,6 +99,9 @@ class Consumption:
         self._loose = True
         self._orphaned = False
         self._doubtful = False
+        self._gated = gated
+        self._start_over = False
+        self._swept_at = -_SWEEP_EVERY
         self._retry_at: float | None = 0.0
         self._retries_found = False
 
@@ -171,6 +191,7 @@ class Consumption:
             )
         self._ranges.clear()
         self._recorder.retries.clear()
+        self._queue.clear()
         async with self._presence.turn:
             await self._disown()
 
@@ -200,6 +221,10 @@ class Consumption:
         """Return the tokens of everything that is held or about to be given back."""
         return [*self._ranges, *self._recorder.retries, *self._finished]
 
+    def held_keys(self) -> list[str]:
+        """Return every key that is held."""
+        return self._queue.chains.held()
+
     def lost(self, token: UUID) -> None:
         """Drop a range that was given to another process: start nothing more of it, record nothing for it."""
         held = self._ranges.pop(token, None)
@@ -207,6 +232,7 @@ class Consumption:
             return
         held.lost = True
         self._queue.drop(held)
+        self._start_over |= self._gated
         self._stats.leases_lost += 1
         self._news.set()
         _log.warning("SQL0040 %s lost the lease on ids %d to %d to another process", self._subject, held.low, held.high)
@@ -226,6 +252,7 @@ class Consumption:
             return
         if found.fresh and not self._fresh:
             self._stats.woken_by_poll += 1
+        self._gated |= found.gated
         self._fresh |= found.fresh
         self._loose |= found.loose
         self._orphaned |= found.orphaned
@@ -246,13 +273,27 @@ class Consumption:
             self._news.set()
 
     def _settle(self, work: Work, index: int, outcome: Outcome | None) -> None:
-        if outcome is None:
-            self._stats.handled += 1
-            if isinstance(work, Range):
-                if work.finish_one(index):
-                    self._finish(work)
-                return
-        self._recorder.add(Returned(work, index, outcome))
+        returned = Returned(work, index, outcome)
+        self._stats.handled += outcome is None
+        if outcome is None and isinstance(work, Range):
+            if work.finish_one(index):
+                self._finish(work)
+        else:
+            self._recorder.add(returned)
+        if work.keyed and (keyed := returned.keyed) is not None:
+            self._advance(keyed, outcome)
+
+    def _advance(self, keyed: Keyed, outcome: Outcome | None) -> None:
+        chains = self._queue.chains
+        if keyed.ordered and outcome is not None and outcome.kind in ("failed", "delayed"):
+            # It may turn out to be dead, and then those behind it are let go again at once.
+            for work, index in self._queue.take_back(keyed.key):
+                self._recorder.add(Returned(work, index, DEFERRED))
+            self._recorder.key_ended(keyed.key)
+        elif following := chains.end(keyed.key):
+            self._queue.put_next_of_key(following)
+        else:
+            self._recorder.key_ended(keyed.key)
 
     def _finish(self, held: Range) -> None:
         if self._ranges.pop(held.token, None) is not None:
@@ -283,6 +324,8 @@ class Consumption:
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _feed_once(self) -> bool:
+        if self._start_over:
+            await self._begin_anew()
         if self._doubtful:
             self._doubtful = False
             async with self._presence.turn:
@@ -290,6 +333,8 @@ class Consumption:
         if self._orphaned:
             self._orphaned = False
             await self._free_exceptions()
+        if self._gated and time.monotonic() - self._swept_at > _SWEEP_EVERY:
+            await self._free_keys()
         progressed = await self._claim_retries()
         if self._look_again and self._finished:
             self._fresh = True
@@ -318,7 +363,7 @@ class Consumption:
         await self._holes.look()
         # What is being finished stays known until that is answered: a twin of ours may disown meanwhile.
         token, finished = uuid4(), list(self._finished)
-        rows = await self._database.query_once(
+        rows, gated = await self._lease(
             statements.claim(
                 self._subject.family,
                 group_id=self.group_id,
@@ -327,7 +372,10 @@ class Consumption:
                 limit=self._pace.limit,
                 settled=self._holes.settled,
                 finished=finished,
-            )
+                gated=self._gated,
+            ),
+            token=token,
+            steal=False,
         )
         del self._finished[: len(finished)]
         self._stats.claims += 1
@@ -340,43 +388,99 @@ class Consumption:
         # A claim that was not filled has met the end or a hole; it is worth another look when its work is finished.
         self._fresh = len(rows) >= self._pace.limit
         self._look_again = not self._fresh
-        self._hold(Range(token, rows, low=rows[0][ID], high=rows[-1][ID]))
         self._pace.claimed(rows, now=time.monotonic())
+        if not self._gated and any(asks_for_keys(row) for row in rows):
+            # Nothing of it has begun: it is given back as unknown, and taken again with its keys.
+            self._gated = self._doubtful = True
+            return True
+        self._hold(token, rows, gated, low=rows[0][ID], high=rows[-1][ID], alone=False)
         return True
 
-    def _hold(self, held: Range) -> None:
-        self._stats.claimed += len(held.rows)
-        self._ranges[held.token] = held
+    async def _lease(
+        self, statement: statements.Statement[Columns], *, token: UUID, steal: bool
+    ) -> tuple[list[Columns], list[statements.Gated]]:
+        """Ask for a range; where keys matter, sort out which of its messages may run before anyone else claims."""
+        if not self._gated:
+            return await self._database.query_once(statement), []
+        _, rows, gated = await self._database.query_together(
+            statements.lock_cursor(self._database.schema, group_id=self.group_id),
+            statement,
+            statements.gate(
+                self._subject.family,
+                group_id=self.group_id,
+                instance_id=self._presence.instance_id,
+                token=token,
+                chain=self._queue.chains.extendable(),
+                steal=steal,
+            ),
+        )
+        return rows, gated
+
+    def _hold(
+        self, token: UUID, rows: list[Columns], gated: list[statements.Gated], *, low: int, high: int, alone: bool
+    ) -> None:
+        deferred = {each.message_id for each in gated if each.deferred}
+        keyed = {
+            each.message_id: Keyed(each.key, ordered=each.concurrency == "ordered")
+            for each in gated
+            if not each.deferred
+        }
+        blocked = set()
+        for each in gated:
+            if each.deferred:
+                # Whoever has its key may have given it up before this row could be seen.
+                self._recorder.key_freed(each.key)
+            elif not self._queue.chains.hold(each.key):
+                blocked.add(each.message_id)
+        messages = [row for row in rows if row[ID] not in deferred] if deferred else rows
+        self._stats.claimed += len(messages)
+        self._stats.deferred += len(deferred)
+        held = Range(token, messages, low=low, high=high, keyed=keyed, alone=alone)
+        if not messages:
+            self._finished.append(token)
+            return
+        self._ranges[token] = held
+        for index in [index for index, row in enumerate(messages) if row[ID] in blocked] if blocked else ():
+            # An earlier message of its key failed while this claim was under way.
+            held.taken_back.add(index)
+            self._recorder.add(Returned(held, index, DEFERRED))
         self._queue.put(held)
 
     async def _take_over(self) -> bool:
         if not self._loose:
             return False
         token = uuid4()
-        rows = await self._database.query_once(
+        rows, gated = await self._lease(
             statements.take_over(
-                self._subject.family, group_id=self.group_id, instance_id=self._presence.instance_id, token=token
-            )
+                self._subject.family,
+                group_id=self.group_id,
+                instance_id=self._presence.instance_id,
+                token=token,
+                gated=self._gated,
+            ),
+            token=token,
+            steal=True,
         )
         self._loose = bool(rows)
         if not rows:
             return False
-        low, high, died = rows[0][:3]
-        messages = [row[3:] for row in rows if row[3] is not None]
+        low, high, died, reclaims, killer = rows[0][:5]
+        messages = [row[5:] for row in rows if row[5] is not None]
+        if killer is not None:
+            _log.warning("SQL0107 message %d of %s was running alone when its process died", killer, self._subject)
+            self._presence.poll_soon()
         if died:
             self._stats.reclaimed += len(messages)
             _log.warning(
                 "SQL0104 %s took over ids %d to %d from a dead process, %d are delivered again",
                 self._subject, low, high, len(messages),
             )  # fmt: skip
-        if messages:
-            self._hold(Range(token, messages, low=low, high=high))
-        else:
-            self._finished.append(token)
+        self._hold(token, messages, gated, low=low, high=high, alone=reclaims > 0)
+        self._swept_at = -_SWEEP_EVERY  # its keys, when this was the last of its ranges
         return True
 
     async def _claim_retries(self) -> bool:
-        if self._retry_at is None or self._retry_at > time.monotonic() or self._queue.holds(Retries):
+        if self._retry_at is None or self._retry_at > time.monotonic() or self._queue.holds_retries_or_suspects():
             return False
         self._retry_at = None
         token = uuid4()
@@ -388,13 +492,17 @@ class Consumption:
                     instance_id=self._presence.instance_id,
                     token=token,
                     limit=self._options.concurrency,
+                    free=self._options.concurrency - self._queue.running,
+                    followers=_FOLLOWERS,
                 )
             )
             if rows:
-                self._recorder.retries[token] = Retries(token, rows)
-                self._queue.put_first(self._recorder.retries[token])
+                retries = self._recorder.retries[token] = Retries(token, rows)
+                for keyed in retries.keyed.values():
+                    self._queue.chains.hold(keyed.key)
+                self._queue.put_first(retries)
         self._stats.retried += len(rows)
-        if len(rows) == self._options.concurrency:
+        if len(rows) >= self._options.concurrency:
             self._retry_at = 0.0
         elif rows or self._retries_found:
             # It says when the next one is due. When nothing was found twice, rows that are due are locked by others.
@@ -408,6 +516,22 @@ class Consumption:
         )
         for freed in await self._database.query_once(statement):
             self._retry_in(freed.due_in)
+        self._swept_at = -_SWEEP_EVERY  # the keys of their process are free as well
+
+    async def _free_keys(self) -> None:
+        self._swept_at = time.monotonic()
+        for row in await self._database.query_once(statements.free_keys(self._subject.family, group_id=self.group_id)):
+            self._recorder.key_freed(row.key)
+
+    async def _begin_anew(self) -> None:
+        """Give back everything that has not begun and claim it again: what we held of keys may be others' by now."""
+        await self._queue.pause()
+        try:
+            await self._recorder.drain()
+            await self._give_back()
+        finally:
+            self._queue.resume()
+        self._start_over = False
 
     async def _give_back_finished(self) -> None:
         finished = list(self._finished)
@@ -426,6 +550,14 @@ class Consumption:
                 self._subject.family, group_id=self.group_id, instance_id=instance_id, known=known
             )
         )
+        if self._gated:
+            known_keys = self._presence.known_keys(self.group_id)
+            await self._database.query_once(
+                statements.disown_keys(
+                    self._database.schema, group_id=self.group_id, instance_id=instance_id, known=known_keys
+                )
+            )
+            self._swept_at = -_SWEEP_EVERY
         self._loose = True
         self._retry_at = 0.0
 

@@ -24,6 +24,10 @@ class Outcome(Struct, frozen=True):
     pause: float = 0.0
 
 
+DEFERRED = Outcome("deferred", "", "")
+"""Not a delivery's end: the message waits in the exception queue until an earlier one of its key is done or dead."""
+
+
 def decide(error: BaseException) -> Outcome:
     """Return what a handler's exception means for its message. Never fails, whatever the exception does."""
     match error:

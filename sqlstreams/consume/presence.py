@@ -52,6 +52,9 @@ class Member(Protocol):
     def tokens(self) -> list[UUID]:
         """Return the tokens of everything that is held or about to be given back."""
 
+    def held_keys(self) -> list[str]:
+        """Return every key that is held."""
+
     def lost(self, token: UUID) -> None:
         """Hear that a range is not ours any more."""
 
@@ -132,6 +135,10 @@ class Presence:
     def known(self, group_id: int) -> list[UUID]:
         """Return every token that the consumptions of a group know of. Exact only while `turn` is held."""
         return [token for member in self._members if member.group_id == group_id for token in member.tokens()]
+
+    def known_keys(self, group_id: int) -> list[str]:
+        """Return every key that the consumptions of a group hold. Exact only while `turn` is held."""
+        return [key for member in self._members if member.group_id == group_id for key in member.held_keys()]
 
     async def _enter(self) -> None:
         await self._enter_row()

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from sqlstreams.statements import Columns
 
 # Where the columns of claim, take_over and claim_exceptions stand in a row.
-ID, PAYLOAD, KEY, ROUTING_KEY, OPTIONS, SCHEMA_VERSION, CREATED_AT, FAILURES, DELAYS = range(9)
+ID, PAYLOAD, KEY, ROUTING_KEY, OPTIONS, SCHEMA_VERSION, CREATED_AT, FAILURES, DELAYS, CONCURRENCY, ALONE = range(11)
+
+_NONE: Final[Mapping[int, Keyed]] = MappingProxyType({})
+
+
+class Keyed(Struct, frozen=True):
+    """A message whose key matters: one of them at a time, and in order when it is ordered."""
+
+    key: str
+    ordered: bool
+
+    @property
+    def concurrency(self) -> str:
+        """The word that users and the database have for it."""
+        return "ordered" if self.ordered else "exclusive"
 
 
 class Work:
-    """Messages under one token, handed out one by one. `lost` says that the token proves nothing any more."""
+    """Messages under one token, handed out one by one.
 
-    __slots__ = ("lost", "next", "rows", "token")
+    `keyed` names those whose key matters, by id. `alone` says that each of them runs with nothing beside it, `lost`
+    that the token proves nothing any more.
+    """
 
-    def __init__(self, token: UUID, rows: Sequence[Columns]) -> None:
+    __slots__ = ("alone", "keyed", "lost", "next", "rows", "taken_back", "token")
+
+    def __init__(
+        self, token: UUID, rows: Sequence[Columns], *, keyed: Mapping[int, Keyed], alone: bool = False
+    ) -> None:
         self.token = token
         self.rows: Final = rows
+        self.keyed: Final = keyed
+        self.alone: Final = alone
         self.next = 0
+        self.taken_back: set[int] = set()
         self.lost = False
+
+    def is_suspect(self, index: int) -> bool:
+        """Say whether the message at `index` may be one that kills its process."""
+        return self.alone
 
     @property
     def unstarted(self) -> int:
@@ -34,8 +64,17 @@ class Range(Work):
 
     __slots__ = ("_done", "_left", "high", "low")
 
-    def __init__(self, token: UUID, rows: Sequence[Columns], *, low: int, high: int) -> None:
-        super().__init__(token, rows)
+    def __init__(
+        self,
+        token: UUID,
+        rows: Sequence[Columns],
+        *,
+        low: int,
+        high: int,
+        keyed: Mapping[int, Keyed] = _NONE,
+        alone: bool = False,
+    ) -> None:
+        super().__init__(token, rows, keyed=keyed, alone=alone)
         self.low = low
         self.high = high
         self._done = bytearray(len(rows))
@@ -69,8 +108,17 @@ class Retries(Work):
     __slots__ = ("_left",)
 
     def __init__(self, token: UUID, rows: Sequence[Columns]) -> None:
-        super().__init__(token, rows)
+        keyed = {
+            row[ID]: Keyed(row[KEY], ordered=row[CONCURRENCY] == "ordered")
+            for row in rows
+            if row[CONCURRENCY] is not None
+        }
+        super().__init__(token, rows, keyed=keyed)
         self._left = len(rows)
+
+    def is_suspect(self, index: int) -> bool:
+        """Say whether the row's process died before, while the row waited in it."""
+        return bool(self.rows[index][ALONE])
 
     def finish_one(self) -> bool:
         """Note that one row was given back; say whether it was the last one."""
@@ -81,3 +129,8 @@ class Retries(Work):
 def attempts(row: Columns) -> tuple[Any, Any]:
     """Return how often a row's message failed and was delayed before; a fresh message has no such columns."""
     return (row[FAILURES], row[DELAYS]) if len(row) > FAILURES else (0, 0)
+
+
+def asks_for_keys(row: Columns) -> bool:
+    """Say whether a row's message has a concurrency of its own; headers may hold the word too, and cost only a look."""
+    return row[OPTIONS] is not None and b'"concurrency":' in row[OPTIONS]

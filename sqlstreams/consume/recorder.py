@@ -13,8 +13,10 @@ import psycopg
 from msgspec import Struct
 
 from sqlstreams import statements
+from sqlstreams.consume.key_chains import KeyChains
 from sqlstreams.consume.outcome import Outcome
-from sqlstreams.consume.ranges import ID, Range, Retries, Work
+from sqlstreams.consume.presence import Progress
+from sqlstreams.consume.ranges import ID, Keyed, Range, Retries, Work
 from sqlstreams.consume.subject import Subject
 from sqlstreams.errors import DatabaseUnavailable, NotInstalled
 from sqlstreams.statements import Failures, Recorded
@@ -37,11 +39,18 @@ class Returned(Struct, frozen=True):
         message_id: int = self.work.rows[self.index][ID]
         return message_id
 
+    @property
+    def keyed(self) -> Keyed | None:
+        """The key of the message, when it matters."""
+        return self.work.keyed.get(self.message_id)
+
 
 class Recorder:
     """Records failures of fresh messages, and every outcome of retries, in batches of what came meanwhile.
 
-    `finished` hears of ranges whose last message this settled, `retry_in` of the seconds until a retry is due.
+    Then it gives up the keys that have nothing more to run, and lets the next messages of free keys run.
+    `finished` hears of ranges whose last message this settled, `retry_in` of the seconds until a retry is due;
+    `chains` is asked for the keys of this process and `progress` how far its ranges are.
     """
 
     def __init__(
@@ -51,12 +60,18 @@ class Recorder:
         finished: Callable[[Range], None],
         retry_in: Callable[[float], None],
         check_fatal: Callable[[Exception], None],
+        chains: Callable[[], KeyChains],
+        progress: Callable[[], list[Progress]],
     ) -> None:
         self.retries: dict[UUID, Retries] = {}
         self._subject = subject
         self._finished = finished
         self._retry_in = retry_in
         self._check_fatal = check_fatal
+        self._chains = chains
+        self._progress = progress
+        self._idle_keys: set[str] = set()
+        self._free_keys: set[str] = set()
         self._waiting: list[Returned] = []
         self._added = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -66,9 +81,19 @@ class Recorder:
         self._waiting.append(returned)
         self._added.set()
 
+    def key_ended(self, key: str) -> None:
+        """Have a key given up once everything added so far is recorded, unless something more of it runs by then."""
+        self._idle_keys.add(key)
+        self._added.set()
+
+    def key_freed(self, key: str) -> None:
+        """Have the next message of a key run, if nobody has the key."""
+        self._free_keys.add(key)
+        self._added.set()
+
     async def drain(self) -> None:
         """Wait until everything that was added is recorded."""
-        while self._waiting:
+        while self._waiting or self._idle_keys or self._free_keys:
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -80,6 +105,9 @@ class Recorder:
             self._added.clear()
             try:
                 await self._record(list(self._waiting))
+                await self._release_keys()
+                await self._promote()
+                self._emptied.set()
                 pause = 0.0
             except (psycopg.Error, DatabaseUnavailable, NotInstalled) as error:
                 self._check_fatal(error)
@@ -93,7 +121,56 @@ class Recorder:
         for token in {each.work.token for each in batch if isinstance(each.work, Retries)}:
             await self._record_retries(token, [each for each in batch if each.work.token == token])
         del self._waiting[: len(batch)]
-        self._emptied.set()
+
+    async def _release_keys(self) -> None:
+        if not self._idle_keys:
+            return
+        # While a claim is under way, it may put a message behind one of these keys.
+        async with self._subject.presence.turn:
+            # What ended since the last record is recorded first: its key is for the next round.
+            unrecorded = {each.keyed.key for each in self._waiting if each.keyed is not None}
+            ended = self._idle_keys - unrecorded
+            self._idle_keys -= ended
+            # A key that is not idle has messages left here, whose end brings it back.
+            if keys := self._chains().idle(sorted(ended)):
+                try:
+                    await self._give_up(keys)
+                except BaseException:
+                    self._idle_keys.update(keys)
+                    raise
+                self._chains().forget(keys)
+                self._free_keys.update(keys)
+
+    async def _give_up(self, keys: list[str]) -> None:
+        database, instance_id = self._subject.database, self._subject.presence.instance_id
+        held = self._progress()
+        await database.query_together(
+            # First, what is done stays done: else a later message could be handled before a repeated one.
+            statements.checkpoint(
+                database.schema,
+                instance_id=instance_id,
+                tokens=[each.token for each in held],
+                resolved=[each.resolved for each in held],
+                done=[each.done for each in held],
+            ),
+            statements.release_keys(
+                database.schema, group_id=self._subject.group_id, instance_id=instance_id, keys=keys
+            ),
+        )
+
+    async def _promote(self) -> None:
+        keys, self._free_keys = self._free_keys, set()
+        if not keys:
+            return
+        try:
+            promoted = await self._subject.database.query_once(
+                statements.promote(self._subject.family, group_id=self._subject.group_id, keys=sorted(keys))
+            )
+        except BaseException:
+            self._free_keys |= keys
+            raise
+        if promoted:
+            self._retry_in(0.0)
 
     async def _record_fresh(self, returned: list[Returned]) -> None:
         ours = [each for each in returned if not each.work.lost]
@@ -105,6 +182,8 @@ class Recorder:
                     instance_id=self._subject.presence.instance_id,
                     tokens=[each.work.token for each in ours],
                     failures=_failures(ours),
+                    message_keys=[each.keyed.key if each.keyed else None for each in ours],
+                    concurrencies=[each.keyed.concurrency if each.keyed else None for each in ours],
                 )
             )
             self._count(recorded, ours)
@@ -138,10 +217,12 @@ class Recorder:
 
     def _count(self, recorded: list[Recorded], returned: list[Returned]) -> None:
         stats = self._subject.stats
-        delayed = {each.message_id for each in returned if each.outcome is not None and each.outcome.kind == "delayed"}
+        kinds = {each.message_id: each.outcome.kind for each in returned if each.outcome is not None}
         for row in recorded:
-            stats.delayed += row.message_id in delayed
-            stats.failed += row.message_id not in delayed
+            kind = kinds[row.message_id]
+            stats.delayed += kind == "delayed"
+            stats.deferred += kind == "deferred"
+            stats.failed += kind in ("failed", "dead")
             stats.dead += row.state == "dead"
             if row.state == "ready":
                 self._retry_in(row.due_in)

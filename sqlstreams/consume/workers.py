@@ -12,6 +12,7 @@ from sqlstreams.consume.context import current
 from sqlstreams.consume.outcome import Outcome, decide
 from sqlstreams.consume.ranges import ID, PAYLOAD, Work
 from sqlstreams.consume.subject import Subject
+from sqlstreams.consume.suspects import Suspects
 from sqlstreams.consume.threads import HandlerThread
 from sqlstreams.consume.work_queue import WorkQueue
 
@@ -25,7 +26,11 @@ _BETWEEN_BREATHS: Final = 100
 
 
 class Workers:
-    """Calls the handler. `settle` hears how each delivery ended, `hungry` that work runs short."""
+    """Calls the handler.
+
+    `settle` hears how each delivery ended, `hungry` that work may run short, and `suspects` which messages begin that
+    may be the ones that kill processes.
+    """
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class Workers:
         decode: Callable[[bytes], Any],
         settle: Settle,
         hungry: Callable[[], None],
+        suspects: Suspects,
     ) -> None:
         self._stream, self._group = subject.stream, subject.group
         self._queue = queue
@@ -44,6 +50,7 @@ class Workers:
         self._decode = decode
         self._settle = settle
         self._hungry = hungry
+        self._suspects = suspects
         self._is_async = _is_async(handler)
         self._breathe_every = max(1, _BETWEEN_BREATHS // concurrency)
 
@@ -59,16 +66,25 @@ class Workers:
     async def _handle_all(self, thread: HandlerThread | None) -> None:
         queue, handled = self._queue, 0
         while not queue.is_closed:
-            if queue.is_empty:
-                self._hungry()
+            item = queue.take()
+            self._hungry()
+            if item is None:
                 await queue.wait()
                 continue
-            work, index = queue.take()
-            self._hungry()
-            await self._handle(work, index, thread)
+            try:
+                await self._run(*item, thread)
+            finally:
+                queue.ended()
             handled += 1
             if handled % self._breathe_every == 0:
                 await asyncio.sleep(0)
+
+    async def _run(self, work: Work, index: int, thread: HandlerThread | None) -> None:
+        if not work.is_suspect(index):
+            await self._handle(work, index, thread)
+        elif await self._suspects.begin(work, index):
+            await self._handle(work, index, thread)
+            await self._suspects.end(work)
 
     async def _handle(self, work: Work, index: int, thread: HandlerThread | None) -> None:
         row = work.rows[index]

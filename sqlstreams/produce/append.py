@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,8 +16,8 @@ from psycopg.pq import TransactionStatus
 from sqlstreams import statements
 from sqlstreams.database import AsyncDatabase, Database, aexecute, asynchronise, execute, is_broken, synchronise
 from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
-from sqlstreams.produce.batch import CHUNK_ROWS, prepare_adapters
-from sqlstreams.statements import Appended, Family, Statement
+from sqlstreams.produce.batch import Batch, prepare_adapters
+from sqlstreams.statements import Family, Statement
 
 _log = logging.getLogger("sqlstreams.produce")
 
@@ -31,8 +31,9 @@ _ATTEMPTS = 10
 class CommitLost(Exception):
     """The connection broke while a commit was under way."""
 
-    def __init__(self, appended: list[Appended]) -> None:
-        self.appended = appended
+    def __init__(self, xact: int, ids: list[int]) -> None:
+        self.xact = xact
+        self.ids = ids
 
 
 class LogRoom:
@@ -64,12 +65,12 @@ class LogRoom:
         """Whether no other producer can have used up what is left since we looked."""
         return self._edge - self._last_id > _ROOM and time.monotonic() - self._seen_at < _FRESH_FOR
 
-    def extension(self, batch: Sequence[Statement[Appended]] = (), *, attempt: int = 0) -> Statement[statements.Edge]:
-        """Return the statement that makes room for a batch and one more partition's worth of ids.
+    def extension(self, size: int = 0, *, attempt: int = 0) -> Statement[statements.Edge]:
+        """Return the statement that makes room for `size` messages and one more partition's worth of ids.
 
         Twice as much with each attempt: other producers use up ids meanwhile, also those of their failed attempts.
         """
-        ahead = len(batch) * CHUNK_ROWS * 2 ** min(attempt, 6) + self.partition_rows
+        ahead = size * 2 ** min(attempt, 6) + self.partition_rows
         return statements.extend_log(self.family, ahead=ahead)
 
 
@@ -81,7 +82,7 @@ def meets_edge(error: BaseException) -> bool:
 # Blocking
 
 
-def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended]]) -> list[Appended]:
+def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
     for attempt in range(_ATTEMPTS):
         try:
@@ -90,7 +91,7 @@ def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended
             if not meets_edge(error):
                 raise
             with suppress(pg.LockNotAvailable):  # another one is making it
-                make_room(database, room, batch, attempt=attempt)
+                make_room(database, room, batch.size, attempt=attempt)
             continue
         except DatabaseUnavailable as error:  # before the commit
             if attempt + 1 == _ATTEMPTS:
@@ -98,19 +99,17 @@ def append(database: Database, room: LogRoom, batch: Sequence[Statement[Appended
             database.renew_pool(error)
             continue
         except CommitLost as lost:
-            if not _was_committed(database, lost.appended):
+            if not _was_committed(database, lost):
                 continue
-            appended = lost.appended
-        room.saw(appended[-1].id)
+            appended = lost.ids
+        room.saw(appended[-1])
         if room.is_short:
             _make_room_ahead(database, room)
         return appended
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
-def append_within(
-    connection: psycopg.Connection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
-) -> list[Appended]:
+def append_within(connection: psycopg.Connection[Any], room: LogRoom, batch: Batch) -> list[int]:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
     _join_transaction(connection)
@@ -118,15 +117,13 @@ def append_within(
         appended = [row for statement in batch for row in execute(connection, statement)]
     else:
         appended = _append_healing(connection, room, batch)
-    room.saw(appended[-1].id)
+    room.saw(appended[-1])
     return appended
 
 
-def make_room(
-    database: Database, room: LogRoom, batch: Sequence[Statement[Appended]] = (), *, attempt: int = 0
-) -> None:
-    """Make the next partitions, for a batch and more."""
-    room.extended(database.query(room.extension(batch, attempt=attempt))[0].edge)
+def make_room(database: Database, room: LogRoom, size: int = 0, *, attempt: int = 0) -> None:
+    """Make the next partitions, for `size` messages and more."""
+    room.extended(database.query(room.extension(size, attempt=attempt))[0].edge)
 
 
 def _make_room_ahead(database: Database, room: LogRoom) -> None:
@@ -137,20 +134,22 @@ def _make_room_ahead(database: Database, room: LogRoom) -> None:
         _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
-def _commit(database: Database, batch: Sequence[Statement[Appended]]) -> list[Appended]:
+def _commit(database: Database, batch: Batch) -> list[int]:
     with database.connection() as connection:
         prepare_adapters(connection.adapters)
         with connection.pipeline():
             connection.execute("begin")
+            xacts = connection.execute(*_sendable(statements.read_xact(database.schema)), binary=True)
             cursors = [connection.execute(*_sendable(statement), binary=True) for statement in batch]
-        appended = [Appended(*row) for cursor in cursors for row in cursor.fetchall()]
+        ((xact,),) = xacts.fetchall()
+        ids = [message_id for cursor in cursors for (message_id,) in cursor.fetchall()]
         try:
             connection.execute("commit")
         except psycopg.Error as error:
             if is_broken(error):
-                raise CommitLost(appended) from error
+                raise CommitLost(xact, ids) from error
             raise
-        return appended
+        return ids
 
 
 def _join_transaction(connection: psycopg.Connection[Any]) -> None:
@@ -161,9 +160,7 @@ def _join_transaction(connection: psycopg.Connection[Any]) -> None:
         synchronise(connection)
 
 
-def _append_healing(
-    connection: psycopg.Connection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
-) -> list[Appended]:
+def _append_healing(connection: psycopg.Connection[Any], room: LogRoom, batch: Batch) -> list[int]:
     with connection.transaction():
         try:
             with connection.transaction():
@@ -171,29 +168,27 @@ def _append_healing(
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
-        execute(connection, room.extension(batch))  # not noted in `room`: the caller may roll it back
+        execute(connection, room.extension(batch.size))  # not noted in `room`: the caller may roll it back
         return [row for statement in batch for row in execute(connection, statement)]
 
 
-def _was_committed(database: Database, appended: list[Appended]) -> bool:
+def _was_committed(database: Database, lost: CommitLost) -> bool:
     until = time.monotonic() + database.address.timeout
     while time.monotonic() < until:
         try:
-            status = database.query(statements.ask_commit(database.schema, xact=appended[0].xact))[0].status
+            status = database.query(statements.ask_commit(database.schema, xact=lost.xact))[0].status
         except DatabaseUnavailable:
             status = "in progress"
         if status in ("committed", "aborted"):
             return status == "committed"
         time.sleep(_ASK_EVERY)
-    raise _uncertain(appended)
+    raise _uncertain(lost)
 
 
 # asyncio
 
 
-async def aappend(
-    database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]], *, inserted: Callable[[], None]
-) -> list[Appended]:
+async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inserted: Callable[[], None]) -> list[int]:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again.
 
     `inserted` is called when the messages have their ids and only the commit is left.
@@ -205,7 +200,7 @@ async def aappend(
             if not meets_edge(error):
                 raise
             with suppress(pg.LockNotAvailable):  # another one is making it
-                await amake_room(database, room, batch, attempt=attempt)
+                await amake_room(database, room, batch.size, attempt=attempt)
             continue
         except DatabaseUnavailable as error:  # before the commit
             if attempt + 1 == _ATTEMPTS:
@@ -213,19 +208,17 @@ async def aappend(
             await database.renew_pool(error)
             continue
         except CommitLost as lost:
-            if not await _awas_committed(database, lost.appended):
+            if not await _awas_committed(database, lost):
                 continue
-            appended = lost.appended
-        room.saw(appended[-1].id)
+            appended = lost.ids
+        room.saw(appended[-1])
         if room.is_short:
             await _amake_room_ahead(database, room)
         return appended
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
-async def aappend_within(
-    connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
-) -> list[Appended]:
+async def aappend_within(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Batch) -> list[int]:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
     await _ajoin_transaction(connection)
@@ -233,15 +226,13 @@ async def aappend_within(
         appended = [row for statement in batch for row in await aexecute(connection, statement)]
     else:
         appended = await _aappend_healing(connection, room, batch)
-    room.saw(appended[-1].id)
+    room.saw(appended[-1])
     return appended
 
 
-async def amake_room(
-    database: AsyncDatabase, room: LogRoom, batch: Sequence[Statement[Appended]] = (), *, attempt: int = 0
-) -> None:
-    """Make the next partitions, for a batch and more."""
-    room.extended((await database.query(room.extension(batch, attempt=attempt)))[0].edge)
+async def amake_room(database: AsyncDatabase, room: LogRoom, size: int = 0, *, attempt: int = 0) -> None:
+    """Make the next partitions, for `size` messages and more."""
+    room.extended((await database.query(room.extension(size, attempt=attempt)))[0].edge)
 
 
 async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:
@@ -251,23 +242,23 @@ async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:
         _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
-async def _acommit(
-    database: AsyncDatabase, batch: Sequence[Statement[Appended]], inserted: Callable[[], None]
-) -> list[Appended]:
+async def _acommit(database: AsyncDatabase, batch: Batch, inserted: Callable[[], None]) -> list[int]:
     async with database.connection() as connection:
         prepare_adapters(connection.adapters)
         async with connection.pipeline():
             await connection.execute("begin")
+            xacts = await connection.execute(*_sendable(statements.read_xact(database.schema)), binary=True)
             cursors = [await connection.execute(*_sendable(statement), binary=True) for statement in batch]
-        appended = [Appended(*row) for cursor in cursors for row in await cursor.fetchall()]
+        ((xact,),) = await xacts.fetchall()
+        ids = [message_id for cursor in cursors for (message_id,) in await cursor.fetchall()]
         inserted()
         try:
             await connection.execute("commit")
         except psycopg.Error as error:
             if is_broken(error):
-                raise CommitLost(appended) from error
+                raise CommitLost(xact, ids) from error
             raise
-        return appended
+        return ids
 
 
 async def _ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -277,9 +268,7 @@ async def _ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
         await asynchronise(connection)
 
 
-async def _aappend_healing(
-    connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Sequence[Statement[Appended]]
-) -> list[Appended]:
+async def _aappend_healing(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Batch) -> list[int]:
     async with connection.transaction():
         try:
             async with connection.transaction():
@@ -287,29 +276,29 @@ async def _aappend_healing(
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
-        await aexecute(connection, room.extension(batch))  # not noted in `room`: the caller may roll it back
+        await aexecute(connection, room.extension(batch.size))  # not noted in `room`: the caller may roll it back
         return [row for statement in batch for row in await aexecute(connection, statement)]
 
 
-async def _awas_committed(database: AsyncDatabase, appended: list[Appended]) -> bool:
+async def _awas_committed(database: AsyncDatabase, lost: CommitLost) -> bool:
     until = time.monotonic() + database.address.timeout
     while time.monotonic() < until:
         try:
-            status = (await database.query(statements.ask_commit(database.schema, xact=appended[0].xact)))[0].status
+            status = (await database.query(statements.ask_commit(database.schema, xact=lost.xact)))[0].status
         except DatabaseUnavailable:
             status = "in progress"
         if status in ("committed", "aborted"):
             return status == "committed"
         await asyncio.sleep(_ASK_EVERY)
-    raise _uncertain(appended)
+    raise _uncertain(lost)
 
 
-def _sendable(statement: Statement[Appended]) -> tuple[Any, Any]:
+def _sendable(statement: Statement[Any]) -> tuple[Any, Any]:
     return statement.query, statement.parameters
 
 
-def _uncertain(appended: list[Appended]) -> ProduceUncertain:
+def _uncertain(lost: CommitLost) -> ProduceUncertain:
     return ProduceUncertain(
-        f"the connection broke during the commit of transaction {appended[0].xact}, and the server could not be asked "
-        f"what became of it: ids {appended[0].id} to {appended[-1].id} may be in the log or not"
+        f"the connection broke during the commit of transaction {lost.xact}, and the server could not be asked "
+        f"what became of it: ids {lost.ids[0]} to {lost.ids[-1]} may be in the log or not"
     )

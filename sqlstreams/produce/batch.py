@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
-from sqlstreams.codec import Codec, encode_headers
+from sqlstreams.codec import Codec, encode_options
 from sqlstreams.errors import InvalidInput
 from sqlstreams.model import Message
 from sqlstreams.names import check_key
-from sqlstreams.statements import Appended, Family, Statement, produce_many
+from sqlstreams.options import check_concurrency
+from sqlstreams.statements import Family, Statement, produce_many
 
 PayloadT = TypeVar("PayloadT")
 
 # Larger arrays spill over work_mem on the server and are slower (benchmarks/produce.py).
-CHUNK_ROWS: Final = 1_000
+_CHUNK_ROWS: Final = 1_000
+_FIRST_ROWS: Final = 100
 _CHUNK_BYTES: Final = 2_000_000
 
 _LENGTH = struct.Struct(">i").pack
@@ -35,6 +37,7 @@ class Encoded(Struct, frozen=True):
     key: str | None
     routing_key: str | None
     options: bytes | None
+    asks_for_keys: bool = False
 
 
 class JsonArray:
@@ -75,61 +78,94 @@ class Encoder(Generic[PayloadT]):
         key: str | None = None,
         routing_key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        concurrency: str | None = None,
     ) -> Encoded:
         """Encode one message; raise `InvalidInput` naming the field that cannot be stored."""
-        encoded = self._codec.encode(payload)
-        if len(encoded) > max_payload:
-            raise InvalidInput("payload", f"must have at most {max_payload} bytes as JSON, got {len(encoded)}")
+        encoded = self._payload(payload, max_payload)
+        if concurrency is not None and check_concurrency("concurrency", concurrency) != "parallel" and key is None:
+            raise InvalidInput("concurrency", f"of {concurrency!r} needs a key")
         return Encoded(
             payload=encoded,
             key=check_key("key", key),
             routing_key=check_key("routing_key", routing_key),
-            options=encode_headers(headers),
+            options=encode_options(headers=headers, concurrency=concurrency),
+            asks_for_keys=concurrency in ("exclusive", "ordered"),
         )
 
-    def many(self, items: Iterable[PayloadT | Message[PayloadT]], *, max_payload: int) -> list[Encoded]:
-        """Encode all messages or none; the field of a refusal says which one it was."""
-        encoded = []
+    def each(self, items: Iterable[PayloadT | Message[PayloadT]], *, max_payload: int) -> Iterator[Encoded]:
+        """Encode one message after the other; the field of a refusal says which one it was."""
         for position, item in enumerate(items):
-            message: Message[Any] = item if isinstance(item, Message) else Message(item)
             try:
-                encoded.append(
-                    self.one(
-                        message.payload,
-                        max_payload=max_payload,
-                        key=message.key,
-                        routing_key=message.routing_key,
-                        headers=message.headers,
-                    )
-                )
+                yield self._item(item, max_payload)
             except InvalidInput as error:
                 raise InvalidInput(f"messages[{position}].{error.field}", error.problem) from None
+
+    def _item(self, item: PayloadT | Message[PayloadT], max_payload: int) -> Encoded:
+        if not isinstance(item, Message):
+            return Encoded(self._payload(item, max_payload), None, None, None)
+        message: Message[PayloadT] = item
+        return self.one(
+            message.payload,
+            max_payload=max_payload,
+            key=message.key,
+            routing_key=message.routing_key,
+            headers=message.headers,
+            concurrency=message.concurrency,
+        )
+
+    def _payload(self, payload: PayloadT, max_payload: int) -> bytes:
+        encoded = self._codec.encode(payload)
+        if len(encoded) > max_payload:
+            raise InvalidInput("payload", f"must have at most {max_payload} bytes as JSON, got {len(encoded)}")
         return encoded
 
 
-def statements(family: Family, messages: Sequence[Encoded], *, schema_version: int) -> list[Statement[Appended]]:
-    """Cut messages into the statements that append them, in order."""
-    return [
-        produce_many(
-            family,
-            schema_version=schema_version,
-            payloads=JsonArray([message.payload for message in chunk]),
-            routing_keys=_column([message.routing_key for message in chunk]),
-            message_keys=_column([message.key for message in chunk]),
-            options=_json_column([message.options for message in chunk]),
+class Batch:
+    """Messages on their way into a log, as the statements that append them in order.
+
+    With `eager=False` each statement is encoded when it is asked for, so that the server appends one part while the
+    next is encoded; the parts begin small, because it waits for the first (benchmarks/produce.py).
+    """
+
+    def __init__(
+        self, family: Family, messages: Iterable[Encoded], *, size: int, schema_version: int, eager: bool
+    ) -> None:
+        self.size = size
+        self._family = family
+        self._schema_version = schema_version
+        self._parts = _parts(messages, first=_CHUNK_ROWS if eager else _FIRST_ROWS)
+        self._made: list[Statement[int]] = []
+        if eager:
+            list(self)
+
+    def __iter__(self) -> Iterator[Statement[int]]:
+        yield from list(self._made)
+        for part in self._parts:
+            self._made.append(self._statement(part))
+            yield self._made[-1]
+
+    def _statement(self, part: Sequence[Encoded]) -> Statement[int]:
+        return produce_many(
+            self._family,
+            schema_version=self._schema_version,
+            payloads=JsonArray([message.payload for message in part]),
+            routing_keys=_column([message.routing_key for message in part]),
+            message_keys=_column([message.key for message in part]),
+            options=_json_column([message.options for message in part]),
         )
-        for chunk in _chunks(messages)
-    ]
 
 
-def _chunks(messages: Sequence[Encoded]) -> Iterator[Sequence[Encoded]]:
-    start, size = 0, 0
-    for end, message in enumerate(messages):
-        if end > start and (end - start == CHUNK_ROWS or size + len(message.payload) > _CHUNK_BYTES):
-            yield messages[start:end]
-            start, size = end, 0
+def _parts(messages: Iterable[Encoded], *, first: int) -> Iterator[list[Encoded]]:
+    part: list[Encoded] = []
+    rows, size = first, 0
+    for message in messages:
+        if part and (len(part) == rows or size + len(message.payload) > _CHUNK_BYTES):
+            yield part
+            part, size, rows = [], 0, min(2 * rows, _CHUNK_ROWS)
+        part.append(message)
         size += len(message.payload)
-    yield messages[start:]
+    if part:
+        yield part
 
 
 def _column(values: list[str | None]) -> list[str | None] | None:

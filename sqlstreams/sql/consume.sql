@@ -2,7 +2,8 @@
 -- Finish ranges and lease the next one: the contiguous run of visible ids behind the cursor, and across holes up to
 -- `settled`, the id below which nothing can appear any more. The ids are read first and the messages in a second
 -- pass, which is cheaper than carrying payloads through (benchmarks/consume.py). When the first id behind the cursor is
--- missing although later ones can be seen, the answer is one row of nulls.
+-- missing although later ones can be seen, the answer is one row of nulls. A gated claim is followed by `gate`, and
+-- waits until the ranges leased without it are finished.
 with finished as (
     delete from {schema}.claim_lease
      where token = any(%(finished)s::uuid[])
@@ -25,12 +26,15 @@ scanned as materialized (
 taken as materialized (
     select (select claimed from cursor) as claimed, max(id) as high
       from scanned
-     where id = (select claimed from cursor) + position
-        or id <= %(settled)s
+     where (id = (select claimed from cursor) + position or id <= %(settled)s)
+       and not (%(gated)s and exists (select
+                                        from {schema}.claim_lease l
+                                       where l.group_id = %(group_id)s
+                                         and not l.gated))
 ),
 lease as (
-    insert into {schema}.claim_lease (token, group_id, instance_id, low, high, resolved)
-    select %(token)s, %(group_id)s, %(instance_id)s, claimed + 1, high, claimed
+    insert into {schema}.claim_lease (token, group_id, instance_id, low, high, resolved, gated)
+    select %(token)s, %(group_id)s, %(instance_id)s, claimed + 1, high, claimed, %(gated)s
       from taken
      where high is not null
 ),
@@ -72,9 +76,11 @@ returning token, set_config('synchronous_commit', 'off', true)
 -- name: take_over
 -- Lease a range that nobody holds any more: freed by a clean stop, or of another process that stopped renewing
 -- (recorded). Our own, when we were late to renew, are still being worked on.
--- Messages with an exception row live on there and are not delivered again from here.
+-- Messages with an exception row live on there and are not delivered again from here. The message that the dead process
+-- was running alone is charged with its death.
 with loose as materialized (
     select l.token, l.instance_id, l.low, l.high, l.resolved, l.done, i.hostname, i.pid, i.id is not null as died,
+           case when i.id is not null and l.running > l.resolved and l.running <> all(l.done) then l.running end as killer,
            set_config('synchronous_commit', 'off', true) as lazily
       from {schema}.claim_lease l
       left join {schema}.consumer_instance i on i.id = l.instance_id
@@ -89,10 +95,26 @@ taken as (
        set token = %(token)s,
            instance_id = %(instance_id)s,
            reclaims = l.reclaims + loose.died::int,
+           done = case when loose.killer is null then l.done else l.done || loose.killer end,
+           running = null,
+           gated = %(gated)s,
            claimed_at = now()
       from loose
      where l.token = loose.token
-    returning l.low, l.high, l.resolved, l.done, loose.died
+    returning l.low, l.high, l.resolved, l.done, l.reclaims, loose.died
+),
+charged as (
+    insert into {schema}.exception_queue_{stream}
+           (group_id, message_id, state, failures, can_run_after, error_type, error, message_key, concurrency)
+    select g.id, m.id, case when g.max_retries = 0 then 'dead' else 'ready' end, 1, now() + g.retry_base,
+           'ProcessDied', 'the process died while it ran this message alone', m.message_key,
+           case when m.message_key is not null
+                then nullif(coalesce(m.options ->> 'concurrency', g.concurrency), 'parallel') end
+      from loose
+      join {schema}.message_log_{stream} m on m.id = loose.killer
+      join {schema}.consumer_group_config g on g.id = %(group_id)s
+    on conflict (group_id, message_id) do nothing
+    returning message_id
 ),
 recorded as (
     insert into {schema}.reclaim_log
@@ -101,7 +123,7 @@ recorded as (
       from loose
      where died
 )
-select t.low, t.high, t.died, m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
+select t.low, t.high, t.died, t.reclaims, (select message_id from charged) as killer, m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
   from taken t
   left join {schema}.message_log_{stream} m
     on m.id > t.resolved
@@ -119,10 +141,10 @@ select t.low, t.high, t.died, m.id, m.payload, m.message_key, m.routing_key, m.o
 -- never delivers them again, even when the row is gone by then. The lock on the lease keeps a process that takes the
 -- range over from reading it before this can be seen.
 with failed as (
-    select f.token, f.message_id, f.outcome, f.pause, f.error_type, f.error
+    select f.token, f.message_id, f.outcome, f.pause, f.error_type, f.error, f.message_key, f.concurrency
       from unnest(%(tokens)s::uuid[], %(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
-                  %(error_types)s::text[], %(errors)s::text[])
-        as f (token, message_id, outcome, pause, error_type, error)
+                  %(error_types)s::text[], %(errors)s::text[], %(message_keys)s::text[], %(concurrencies)s::text[])
+        as f (token, message_id, outcome, pause, error_type, error, message_key, concurrency)
 ),
 held as materialized (
     select token, resolved, done
@@ -133,7 +155,7 @@ held as materialized (
 ),
 fresh as (
     -- When the answer was lost this is asked again, and the row may have been handled and removed meanwhile.
-    select f.message_id, f.outcome, f.pause, f.error_type, f.error, f.token
+    select f.message_id, f.outcome, f.pause, f.error_type, f.error, f.message_key, f.concurrency, f.token
       from failed f
       join held h using (token)
      where f.message_id > h.resolved
@@ -146,18 +168,24 @@ marked as (
      where l.token = f.token
 )
 insert into {schema}.exception_queue_{stream}
-       (group_id, message_id, state, failures, delays, can_run_after, error_type, error)
+       (group_id, message_id, state, failures, delays, can_run_after, error_type, error, message_key, concurrency)
 select g.id,
        f.message_id,
-       case when f.outcome = 'dead' or f.outcome = 'failed' and g.max_retries = 0 then 'dead' else 'ready' end,
-       (f.outcome <> 'delayed')::int,
+       case when f.outcome = 'dead' or f.outcome = 'failed' and g.max_retries = 0 then 'dead'
+            when f.outcome = 'deferred' then 'deferred'
+            else 'ready'
+       end,
+       (f.outcome in ('failed', 'dead'))::int,
        (f.outcome = 'delayed')::int,
        clock_timestamp() + make_interval(secs => case f.outcome
            when 'delayed' then f.pause
+           when 'deferred' then 0
            else least(extract(epoch from g.retry_cap), extract(epoch from g.retry_base)) * (0.5 + random() / 2)
        end),
-       f.error_type,
-       f.error
+       nullif(f.error_type, ''),
+       nullif(f.error, ''),
+       f.message_key,
+       f.concurrency
   from fresh f
   join {schema}.consumer_group_config g on g.id = %(group_id)s
 on conflict (group_id, message_id) do nothing
@@ -165,9 +193,12 @@ on conflict (group_id, message_id) do nothing
 returning message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in
 
 -- name: claim_exceptions
--- Take rows that are due, the longest due first, for handlers that start at once.
+-- Take rows that are due, the longest due first. As many as handlers are `free` start at once, and say so; a row that
+-- may be a killer says so right before it starts. A row whose key matters needs the key as well, and brings the messages
+-- that wait right behind it; without the key it waits for that.
 with due as materialized (
-    select message_id, set_config('synchronous_commit', 'off', true) as lazily
+    select message_id, message_key, concurrency, alone, can_run_after,
+           set_config('synchronous_commit', 'off', true) as lazily
       from {schema}.exception_queue_{stream}
      where group_id = %(group_id)s
        and state = 'ready'
@@ -176,20 +207,78 @@ with due as materialized (
      limit %(limit)s
        for update skip locked
 ),
+first_of_key as materialized (
+    select distinct on (d.message_key) d.message_id, d.message_key, d.alone
+      from due d
+     where d.concurrency is not null
+       and not (d.concurrency = 'ordered'
+                and exists (select
+                              from {schema}.exception_queue_{stream} e
+                             where e.group_id = %(group_id)s
+                               and e.message_key = d.message_key
+                               and e.concurrency = 'ordered'
+                               and e.state in ('ready', 'inflight', 'deferred')
+                               and e.message_id < d.message_id))
+     order by d.message_key, d.message_id
+),
+acquired as (
+    insert into {schema}.message_key_lease (group_id, message_key, instance_id)
+    select %(group_id)s, message_key, %(instance_id)s
+      from first_of_key
+     order by message_key
+    on conflict (group_id, message_key) do nothing
+    returning message_key
+),
+heads as materialized (
+    select d.message_id, d.alone, row_number() over (order by d.alone, d.can_run_after) <= %(free)s as starts
+      from due d
+     where d.concurrency is null
+        or d.message_id in (select f.message_id from first_of_key f join acquired a using (message_key))
+),
+followers as materialized (
+    select e.message_id
+      from first_of_key f
+      join acquired a using (message_key)
+      join {schema}.exception_queue_{stream} e
+        on e.group_id = %(group_id)s
+       and e.message_key = f.message_key
+       and e.message_id > f.message_id
+     where e.state = 'deferred'
+       and e.concurrency is not null
+       and not e.alone
+       and not f.alone
+       and not exists (select
+                         from {schema}.exception_queue_{stream} o
+                        where o.group_id = %(group_id)s
+                          and o.message_key = f.message_key
+                          and o.concurrency is not null
+                          and o.state in ('ready', 'inflight')
+                          and o.message_id <> f.message_id)
+     order by e.message_key, e.message_id
+     limit %(followers)s
+),
 taken as (
     update {schema}.exception_queue_{stream} e
        set state = 'inflight',
            instance_id = %(instance_id)s,
            token = %(token)s,
+           started = e.message_id in (select message_id from heads where starts and not alone),
            updated_at = now()
-      from due
      where e.group_id = %(group_id)s
-       and e.message_id = due.message_id
-       -- Says the same, and keeps the planner from reading all the dead rows of the group for a join.
-       and e.message_id = any(array(select message_id from due))
-    returning e.message_id, e.failures, e.delays
+       -- Arrays, since for a join the planner may read all the dead rows of the group.
+       and e.message_id = any(array(select message_id from heads union all select message_id from followers))
+       and e.state in ('ready', 'deferred')
+    returning e.message_id, e.failures, e.delays, e.concurrency, e.alone
+),
+waiting as (
+    update {schema}.exception_queue_{stream} e
+       set state = 'deferred',
+           updated_at = now()
+     where e.group_id = %(group_id)s
+       and e.message_id = any(array(select message_id from due except select message_id from heads))
 )
-select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, t.failures, t.delays
+select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, t.failures, t.delays,
+       t.concurrency, t.alone
   from taken t
   join {schema}.message_log_{stream} m on m.id = t.message_id
  order by m.id
@@ -208,12 +297,14 @@ returning message_id, set_config('synchronous_commit', 'off', true)
 update {schema}.exception_queue_{stream} e
    set state = case
            when f.outcome = 'dead' or f.outcome = 'failed' and e.failures + 1 > g.max_retries then 'dead'
+           when f.outcome = 'deferred' then 'deferred'
            else 'ready'
        end,
-       failures = e.failures + (f.outcome <> 'delayed')::int,
+       failures = e.failures + (f.outcome in ('failed', 'dead'))::int,
        delays = e.delays + (f.outcome = 'delayed')::int,
        can_run_after = clock_timestamp() + make_interval(secs => case f.outcome
            when 'delayed' then f.pause
+           when 'deferred' then 0
            -- The exponent is bounded, so that no number of failures overflows.
            else least(extract(epoch from g.retry_cap)::float8,
                       extract(epoch from g.retry_base)::float8 * power(g.retry_exponent, least(e.failures, 100)))
@@ -221,8 +312,9 @@ update {schema}.exception_queue_{stream} e
        end),
        instance_id = null,
        token = null,
-       error_type = f.error_type,
-       error = f.error,
+       started = false,
+       error_type = case when f.outcome = 'deferred' then e.error_type else f.error_type end,
+       error = case when f.outcome = 'deferred' then e.error else f.error end,
        updated_at = now()
   from unnest(%(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
               %(error_types)s::text[], %(errors)s::text[])
@@ -239,9 +331,10 @@ returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_time
 -- name: release_exceptions
 -- Put rows back untouched that we took and do not know of or will not handle to an end.
 update {schema}.exception_queue_{stream}
-   set state = 'ready',
+   set state = case when concurrency is null then 'ready' else 'deferred' end,
        instance_id = null,
        token = null,
+       started = false,
        updated_at = now()
  where group_id = %(group_id)s
    and state = 'inflight'
@@ -250,9 +343,10 @@ update {schema}.exception_queue_{stream}
 returning message_id
 
 -- name: free_exceptions
--- Put back the rows of other processes that stopped renewing, each charged once: its handler had started.
+-- Put back the rows of other processes that stopped renewing: those that were said to start are charged once. Of the
+-- others, which waited for a handler, any may have started all the same: they say so first from now on.
 with orphaned as materialized (
-    select e.message_id, e.token, i.hostname, i.pid, i.id, set_config('synchronous_commit', 'off', true) as lazily
+    select e.message_id, e.token, e.started, i.hostname, i.pid, i.id, set_config('synchronous_commit', 'off', true) as lazily
       from {schema}.exception_queue_{stream} e
       left join {schema}.consumer_instance i on i.id = e.instance_id
      where e.group_id = %(group_id)s
@@ -268,13 +362,20 @@ recorded as (
       from orphaned
 )
 update {schema}.exception_queue_{stream} e
-   set state = case when e.failures + 1 > g.max_retries then 'dead' else 'ready' end,
-       failures = e.failures + 1,
-       can_run_after = now() + g.retry_base,
+   set state = case when not o.started and e.concurrency is not null then 'deferred'
+                    when not o.started then 'ready'
+                    when e.failures + 1 > g.max_retries then 'dead'
+                    else 'ready'
+               end,
+       failures = e.failures + o.started::int,
+       can_run_after = case when o.started then now() + g.retry_base else now() end,
        instance_id = null,
        token = null,
-       error_type = 'ProcessDied',
-       error = 'the process stopped renewing its lease while it worked on this message',
+       started = false,
+       alone = e.alone or not o.started,
+       error_type = case when o.started then 'ProcessDied' else e.error_type end,
+       error = case when o.started then 'the process stopped renewing its lease while it worked on this message'
+                    else e.error end,
        updated_at = now()
   from orphaned o
   join {schema}.consumer_group_config g on g.id = %(group_id)s
@@ -283,3 +384,23 @@ update {schema}.exception_queue_{stream} e
    and e.message_id = any(array(select message_id from orphaned))  -- see claim_exceptions
    and e.token = o.token
 returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_timestamp())::float8 as due_in
+
+-- name: start_exception
+-- Note that the handler of a row that may be a killer starts now.
+update {schema}.exception_queue_{stream}
+   set started = true,
+       updated_at = now()
+ where group_id = %(group_id)s
+   and message_id = %(message_id)s
+   and token = %(token)s
+returning message_id, set_config('synchronous_commit', 'off', true)
+
+-- name: note_running
+-- Note, before a message of a taken-over range begins, that it runs alone now: if the process dies, it was this one. And
+-- afterwards, with null, that none does.
+update {schema}.claim_lease
+   set running = %(message_id)s::bigint,
+       resolved = greatest(resolved, %(resolved)s)
+ where token = %(token)s
+   and instance_id = %(instance_id)s
+returning token, set_config('synchronous_commit', 'off', true)

@@ -1,8 +1,9 @@
 -- name: insert_group
 -- Register a consumer group, unless there is one of this name; a second caller waits for the first to commit.
 insert into {schema}.consumer_group_config
-       (stream_id, name, max_retries, retry_base, retry_exponent, retry_cap, start_at)
-values (%(stream_id)s, %(name)s, %(max_retries)s, %(retry_base)s, %(retry_exponent)s, %(retry_cap)s, %(start_at)s)
+       (stream_id, name, max_retries, retry_base, retry_exponent, retry_cap, concurrency, start_at)
+values (%(stream_id)s, %(name)s, %(max_retries)s, %(retry_base)s, %(retry_exponent)s, %(retry_cap)s,
+        %(concurrency)s, %(start_at)s)
 on conflict (stream_id, name) do nothing
 returning id
 
@@ -18,12 +19,13 @@ update {schema}.consumer_group_config
        retry_base = %(retry_base)s,
        retry_exponent = %(retry_exponent)s,
        retry_cap = %(retry_cap)s,
+       concurrency = %(concurrency)s,
        updated_at = now()
  where id = %(id)s
 
 -- name: get_group
 -- Read one group of a stream by name.
-select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.start_at,
+select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency, g.start_at,
        g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
@@ -32,7 +34,7 @@ select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_expo
 
 -- name: list_groups
 -- Read every group, or those of one stream.
-select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.start_at,
+select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency, g.start_at,
        g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id

@@ -63,6 +63,7 @@ select distinct i.id, i.hostname, i.pid, i.started_at, i.expires_at
 -- Ask in one go, for the groups of one stream: is there anything to claim, to take over or to free, and when is the
 -- next retry due (in seconds, null for none)?
 select c.group_id,
+       g.concurrency <> 'parallel' or s.keyed as gated,
        -- In order: `exists` drops an order, and may read through what is claimed.
        (select m.id from {schema}.message_log_{stream} m where m.id > c.claimed order by m.id limit 1) is not null as fresh,
        exists (select
@@ -81,4 +82,6 @@ select c.group_id,
          where e.group_id = c.group_id
            and e.state = 'ready') as due_in
   from {schema}.consumer_group_cursor c
+  join {schema}.consumer_group_config g on g.id = c.group_id
+  join {schema}.stream_config s on s.id = g.stream_id
  where c.group_id = any(%(group_ids_{stream})s::bigint[])

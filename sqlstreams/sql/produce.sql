@@ -1,11 +1,14 @@
 -- name: produce_many
 -- Append messages in the order given; a column that is null for all of them may be one null instead of an array.
--- The transaction id is what a lost commit is asked about afterwards.
 insert into {schema}.message_log_{stream} (payload, routing_key, message_key, schema_version, options)
 select m.payload, m.routing_key, m.message_key, %(schema_version)s, m.options
   from unnest(%(payloads)s::json[], %(routing_keys)s::text[], %(message_keys)s::text[], %(options)s::json[])
     as m (payload, routing_key, message_key, options)
-returning id, pg_current_xact_id()::text::bigint as xact
+returning id
+
+-- name: read_xact
+-- Read the id of the transaction: what a lost commit is asked about afterwards.
+select pg_current_xact_id()::text::bigint as xact
 
 -- name: extend_log
 -- Make partitions until the log can take the next `ahead` ids, and read its edge (the first id without a partition).

@@ -27,6 +27,14 @@ update {schema}.stream_config
  where id = %(id)s
 returning id, name, max_payload, partition_rows, created_at, updated_at
 
+-- name: mark_keyed
+-- Have the consumers of a stream look at the keys of single messages, before the first that asks for it is produced.
+update {schema}.stream_config
+   set keyed = true
+ where id = %(stream_id)s
+   and not keyed
+returning id
+
 -- name: rename_stream
 -- Give a stream another name; its id and its tables stay.
 update {schema}.stream_config

@@ -37,7 +37,7 @@ class Process:
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.worker", msgspec.json.encode(settings).decode()],
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         )
         self.pid = self._popen.pid
 

@@ -58,15 +58,18 @@ class World:
             limit=10,
             settled=0,
             finished=finished or [],
+            gated=False,
         )
 
     def claim_exceptions(self, instance_id: int, token: UUID) -> statements.Statement[tuple[Any, ...]]:
         return statements.claim_exceptions(
-            self.family, group_id=self.group_id, instance_id=instance_id, token=token, limit=10
+            self.family, group_id=self.group_id, instance_id=instance_id, token=token, limit=10, free=10, followers=100
         )
 
     def take_over(self, instance_id: int, token: UUID) -> statements.Statement[tuple[Any, ...]]:
-        return statements.take_over(self.family, group_id=self.group_id, instance_id=instance_id, token=token)
+        return statements.take_over(
+            self.family, group_id=self.group_id, instance_id=instance_id, token=token, gated=False
+        )
 
     def free_exceptions(self, instance_id: int) -> statements.Statement[statements.Recorded]:
         return statements.free_exceptions(self.family, group_id=self.group_id, instance_id=instance_id)
@@ -80,6 +83,8 @@ class World:
             instance_id=instance_id,
             tokens=[token] * len(message_ids),
             failures=failures(message_ids),
+            message_keys=[None] * len(message_ids),
+            concurrencies=[None] * len(message_ids),
         )
 
     def rows(self) -> list[Any]:

@@ -92,6 +92,13 @@ class Handlers:
                 raise ValueError("once")
             await asyncio.sleep(600)
 
+    async def killed_by_one(self, note: Note) -> None:
+        """Let the message that says so kill the process, as a fault in native code would."""
+        with self._noted():
+            await asyncio.sleep(self._seconds)
+            if note.text == "killer":
+                os._exit(9)
+
     async def blocking(self, note: Note) -> None:
         with self._noted():
             time.sleep(self._seconds)  # noqa: ASYNC251  # this is the harm

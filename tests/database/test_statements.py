@@ -33,24 +33,31 @@ ARGUMENTS: dict[str, Any] = {
     "ahead": 0,
     "at": datetime(2026, 1, 1, tzinfo=UTC),
     "breaking": False,
+    "chain": ["k"],
     "channel": "sqlstreams",
     "checksum": "x",
     "claimed": 0,
+    "concurrencies": ["ordered", None],
     "config": b"{}",
     "done": [[1, 2], []],
     "failures": Failures([1], ["failed"], [0.0], ["ValueError"], ["no"]),
     "family": FAMILY,
     "fingerprint": "x",
     "finished": [TOKEN],
+    "followers": 10,
+    "free": 5,
     "from_id": 1,
+    "gated": True,
     "group_id": 1,
     "groups": {1: [1]},
     "hostname": "here",
     "instance_id": 1,
     "json_schema": b"{}",
+    "keys": ["k"],
     "known": [TOKEN],
     "library": "1.0",
     "limit": 10,
+    "message_id": 1,
     "message_ids": [1],
     "message_keys": ["k", None],
     "name": "notes",
@@ -64,6 +71,7 @@ ARGUMENTS: dict[str, Any] = {
     "scope": "system",
     "settled": 0,
     "start_at": "head",
+    "steal": True,
     "stream_id": 1,
     "stream_ids": [1],
     "token": TOKEN,
@@ -84,6 +92,8 @@ def _sample(name: str) -> Statement[Any]:
                 arguments["options"] = StreamOptions()
             case "options", "GroupOptions":
                 arguments["options"] = GroupOptions()
+            case "resolved", "int":
+                arguments["resolved"] = 1
             case "options", _:
                 arguments["options"] = None
             case _:
@@ -258,7 +268,7 @@ modes = pytest.mark.parametrize("generic", [False, True], ids=["planned for its 
 @pytest.mark.parametrize("limit", [10, 500])
 def test_a_claim_reads_what_it_takes(full_url: str, generic: bool, group_id: int, limit: int) -> None:
     statement = statements.claim(
-        FAMILY, group_id=group_id, instance_id=2, token=TOKEN, limit=limit, settled=0, finished=[]
+        FAMILY, group_id=group_id, instance_id=2, token=TOKEN, limit=limit, settled=0, finished=[], gated=False
     )
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
@@ -269,7 +279,7 @@ def test_a_claim_reads_what_it_takes(full_url: str, generic: bool, group_id: int
 @modes
 def test_a_claim_across_holes_reads_what_it_takes(full_url: str, generic: bool) -> None:
     statement = statements.claim(
-        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=100, settled=MESSAGES, finished=[TOKEN]
+        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=100, settled=MESSAGES, finished=[TOKEN], gated=False
     )
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
@@ -278,7 +288,7 @@ def test_a_claim_across_holes_reads_what_it_takes(full_url: str, generic: bool) 
 
 @modes
 def test_taking_over_reads_the_range_alone(full_url: str, generic: bool) -> None:
-    statement = statements.take_over(FAMILY, group_id=1, instance_id=2, token=TOKEN)
+    statement = statements.take_over(FAMILY, group_id=1, instance_id=2, token=TOKEN, gated=False)
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
     assert 100 <= plan.rows <= 210
@@ -288,7 +298,9 @@ def test_taking_over_reads_the_range_alone(full_url: str, generic: bool) -> None
 @modes
 @pytest.mark.parametrize("limit", [1, 100])
 def test_claiming_exceptions_reads_no_dead_ones(full_url: str, generic: bool, limit: int) -> None:
-    statement = statements.claim_exceptions(FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=limit)
+    statement = statements.claim_exceptions(
+        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=limit, free=limit, followers=100
+    )
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
     assert limit <= plan.rows <= 4 * limit + 10

@@ -7,6 +7,8 @@ table claim_lease with (fillfactor=50)
     resolved bigint not null
     done bigint[] not null default '{}'::bigint[]
     reclaims integer not null default 0
+    gated boolean not null default false
+    running bigint
     claimed_at timestamp with time zone not null default now()
     constraint claim_lease_check CHECK ((high >= low))
     constraint claim_lease_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
@@ -24,10 +26,12 @@ table consumer_group_config
     retry_base interval not null
     retry_exponent double precision not null
     retry_cap interval not null
+    concurrency text not null
     start_at text not null
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
     constraint consumer_group_config_check CHECK ((retry_cap >= retry_base))
+    constraint consumer_group_config_concurrency_check CHECK ((concurrency = ANY (ARRAY['parallel'::text, 'exclusive'::text, 'ordered'::text])))
     constraint consumer_group_config_max_retries_check CHECK (((max_retries >= 0) AND (max_retries <= 1000000)))
     constraint consumer_group_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
     constraint consumer_group_config_pkey PRIMARY KEY (id)
@@ -127,17 +131,33 @@ table exception_queue_1 with (fillfactor=70)
     can_run_after timestamp with time zone not null
     instance_id bigint
     token uuid
+    message_key text
+    concurrency text
+    started boolean not null default false
+    alone boolean not null default false
     error_type text
     error text
     first_failed_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
     constraint exception_queue_1_check CHECK (((state = 'inflight'::text) = (token IS NOT NULL)))
+    constraint exception_queue_1_concurrency_check CHECK ((concurrency = ANY (ARRAY['exclusive'::text, 'ordered'::text])))
     constraint exception_queue_1_pkey PRIMARY KEY (group_id, message_id)
     constraint exception_queue_1_state_check CHECK ((state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'dead'::text, 'superseded'::text])))
 CREATE INDEX exception_queue_1_dead ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'dead'::text)
 CREATE INDEX exception_queue_1_due ON sqlstreams.exception_queue_1 USING btree (group_id, can_run_after) WHERE (state = 'ready'::text)
 CREATE INDEX exception_queue_1_inflight ON sqlstreams.exception_queue_1 USING btree (group_id, instance_id) WHERE (state = 'inflight'::text)
+CREATE INDEX exception_queue_1_keys ON sqlstreams.exception_queue_1 USING btree (group_id, message_key, message_id) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text])))
 CREATE UNIQUE INDEX exception_queue_1_pkey ON sqlstreams.exception_queue_1 USING btree (group_id, message_id)
+
+table message_key_lease with (fillfactor=70)
+    group_id bigint not null
+    message_key text not null
+    instance_id bigint
+    constraint message_key_lease_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
+    constraint message_key_lease_instance_id_fkey FOREIGN KEY (instance_id) REFERENCES sqlstreams.consumer_instance(id) ON DELETE SET NULL
+    constraint message_key_lease_pkey PRIMARY KEY (group_id, message_key)
+CREATE INDEX message_key_lease_instance ON sqlstreams.message_key_lease USING btree (instance_id)
+CREATE UNIQUE INDEX message_key_lease_pkey ON sqlstreams.message_key_lease USING btree (group_id, message_key)
 
 table message_log_1 partition by RANGE (id)
     id bigint not null default nextval('sqlstreams.message_log_1_id'::regclass)
@@ -213,6 +233,7 @@ table stream_config
     name text not null
     max_payload integer not null
     partition_rows bigint not null
+    keyed boolean not null default false
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
     constraint stream_config_max_payload_check CHECK (((max_payload >= 1) AND (max_payload <= 268435456)))

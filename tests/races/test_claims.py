@@ -125,6 +125,7 @@ class _Claimer:
             limit=limit,
             settled=self._settled,
             finished=[],
+            gated=False,
         )
         return execute(connection, statement)
 

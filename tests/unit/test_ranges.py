@@ -68,7 +68,7 @@ def test_what_progress_tells_is_exactly_what_is_done(ids: list[int], data: st.Da
 
 
 def test_retries_say_when_the_last_one_was_given_back() -> None:
-    retries = Retries(uuid4(), [(1, b"1"), (2, b"1")])
+    retries = Retries(uuid4(), [(number, b"1", *[None] * 9) for number in (1, 2)])
     assert [retries.finish_one(), retries.finish_one()] == [False, True]
 
 
