@@ -40,6 +40,8 @@ class Codec(Generic[PayloadT]):
         self.payload_type = payload_type
         self.schema_version = _schema_version(payload_type)
         self._dump, self._load = _faces(payload_type)
+        self.decode: Callable[[bytes], PayloadT] = self._load
+        """Return the payload in stored JSON; raise `DecodeFailed` when it does not fit the type."""
 
     def encode(self, payload: PayloadT) -> bytes:
         """Return `payload` as JSON; raise `InvalidInput` with the path of what no consumer could read back."""
@@ -62,11 +64,6 @@ class Codec(Generic[PayloadT]):
         except DecodeFailed as error:
             raise InvalidInput("payload", f"is no {_type_name(self.payload_type)}: {error}") from None
         return encoded
-
-    def decode(self, stored: bytes) -> PayloadT:
-        """Return the payload in `stored`; raise `DecodeFailed` when it does not fit the type."""
-        payload: PayloadT = self._load(stored)
-        return payload
 
     def json_schema(self) -> JsonSchema | None:
         """Return the shape of the type as a JSON Schema without words, or None where any JSON will do."""

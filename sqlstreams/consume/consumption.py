@@ -273,14 +273,14 @@ class Consumption:
             self._news.set()
 
     def _settle(self, work: Work, index: int, outcome: Outcome | None) -> None:
-        returned = Returned(work, index, outcome)
-        self._stats.handled += outcome is None
+        if outcome is None:
+            self._stats.handled += 1
         if outcome is None and isinstance(work, Range):
             if work.finish_one(index):
                 self._finish(work)
         else:
-            self._recorder.add(returned)
-        if work.keyed and (keyed := returned.keyed) is not None:
+            self._recorder.add(Returned(work, index, outcome))
+        if work.keyed and (keyed := work.keyed.get(work.rows[index][ID])) is not None:
             self._advance(keyed, outcome)
 
     def _advance(self, keyed: Keyed, outcome: Outcome | None) -> None:

@@ -36,7 +36,7 @@ class Work:
     that the token proves nothing any more.
     """
 
-    __slots__ = ("alone", "keyed", "lost", "next", "rows", "taken_back", "token")
+    __slots__ = ("alone", "has_suspects", "keyed", "lost", "next", "rows", "taken_back", "token")
 
     def __init__(
         self, token: UUID, rows: Sequence[Columns], *, keyed: Mapping[int, Keyed], alone: bool = False
@@ -45,6 +45,7 @@ class Work:
         self.rows: Final = rows
         self.keyed: Final = keyed
         self.alone: Final = alone
+        self.has_suspects = alone
         self.next = 0
         self.taken_back: set[int] = set()
         self.lost = False
@@ -114,6 +115,7 @@ class Retries(Work):
             if row[CONCURRENCY] is not None
         }
         super().__init__(token, rows, keyed=keyed)
+        self.has_suspects = any(row[ALONE] for row in rows)
         self._left = len(rows)
 
     def is_suspect(self, index: int) -> bool:

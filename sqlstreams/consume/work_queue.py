@@ -102,7 +102,7 @@ class WorkQueue:
         """
         if self._runs_alone or self._paused:
             return None
-        item = self._take_next_of_key() or self._take_in_order()
+        item = (self._next_of_key and self._take_next_of_key()) or self._take_in_order()
         if item is not None:
             self.running += 1
             self._runs_alone = item[0].alone
@@ -145,13 +145,11 @@ class WorkQueue:
             self.unstarted -= 1
             if work.next == len(work.rows):
                 self._works.popleft()
-            if self._may_run(work, index):
+            if not work.keyed or self._may_run(work, index):
                 return work, index
         return None
 
     def _may_run(self, work: Work, index: int) -> bool:
-        if not work.keyed:
-            return True
         if index in work.taken_back:
             return False
         keyed = work.keyed.get(work.rows[index][ID])

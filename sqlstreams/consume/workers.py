@@ -71,18 +71,20 @@ class Workers:
             if item is None:
                 await queue.wait()
                 continue
+            work, index = item
             try:
-                await self._run(*item, thread)
+                if work.has_suspects and work.is_suspect(index):
+                    await self._handle_suspect(work, index, thread)
+                else:
+                    await self._handle(work, index, thread)
             finally:
                 queue.ended()
             handled += 1
             if handled % self._breathe_every == 0:
                 await asyncio.sleep(0)
 
-    async def _run(self, work: Work, index: int, thread: HandlerThread | None) -> None:
-        if not work.is_suspect(index):
-            await self._handle(work, index, thread)
-        elif await self._suspects.begin(work, index):
+    async def _handle_suspect(self, work: Work, index: int, thread: HandlerThread | None) -> None:
+        if await self._suspects.begin(work, index):
             await self._handle(work, index, thread)
             await self._suspects.end(work)
 
