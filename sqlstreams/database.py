@@ -131,6 +131,7 @@ class Database:
         self.address = address
         self.schema = address.schema
         self.through_pooler = False
+        self._reached = False
         self._pool = ConnectionPool(
             address.conninfo,
             min_size=0,
@@ -147,6 +148,11 @@ class Database:
         """Allow connections; the first one is made when it is needed."""
         self._pool.open()
 
+    def _reach(self) -> None:
+        # A pool tries for its whole time-out and then does not say what was wrong; the first attempt does at once.
+        psycopg.connect(self.address.conninfo, autocommit=True).close()
+        self._reached = True
+
     def close(self) -> None:
         """Close every connection."""
         self._pool.close(timeout=5)
@@ -162,6 +168,8 @@ class Database:
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection for a moment; one that broke is replaced."""
         try:
+            if not self._reached:
+                self._reach()
             with self._pool.connection() as connection:
                 try:
                     yield connection
@@ -222,6 +230,7 @@ class AsyncDatabase:
         self.address = address
         self.schema = address.schema
         self.through_pooler = False
+        self._reached = False
         self._renewal: asyncio.Task[None] | None = None
         self._pool = _AsyncPool(
             address.conninfo,
@@ -239,6 +248,11 @@ class AsyncDatabase:
         """Allow connections; the first one is made when it is needed."""
         await self._pool.open()
 
+    async def _reach(self) -> None:
+        # A pool tries for its whole time-out and then does not say what was wrong; the first attempt does at once.
+        await (await psycopg.AsyncConnection.connect(self.address.conninfo, autocommit=True)).close()
+        self._reached = True
+
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.close(timeout=5)
@@ -254,6 +268,8 @@ class AsyncDatabase:
     async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         """Lend a connection for a moment; one that broke is replaced."""
         try:
+            if not self._reached:
+                await self._reach()
             async with self._pool.connection() as connection:
                 try:
                     yield connection
@@ -282,28 +298,25 @@ class AsyncDatabase:
 
     async def query_once(self, statement: Statement[RowT]) -> list[RowT]:
         """Ask one statement; a lost connection or a late answer leaves open whether it took effect."""
-        try:
-            async with asyncio.timeout(self.address.timeout), self.connection() as connection:
-                return await aexecute(connection, statement)
-        except TimeoutError:
-            self._start_renewal()
-            raise DatabaseUnavailable(f"no answer to {statement.name} within {self.address.timeout:g} s") from None
-        except DatabaseUnavailable as error:
-            if not isinstance(error.__cause__, PoolTimeout):
-                self._start_renewal()  # where one connection broke, the idle ones often did
-            raise
+        async with self._in_time(statement.name) as connection:
+            return await aexecute(connection, statement)
 
     async def query_together(self, *statements: Statement[Any]) -> list[list[Any]]:
         """Ask statements in one transaction and one round trip; return the rows of each. See `query_once`."""
+        async with self._in_time(statements[-1].name) as connection:
+            return await _aexecute_together(connection, statements)
+
+    @asynccontextmanager
+    async def _in_time(self, name: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         try:
             async with asyncio.timeout(self.address.timeout), self.connection() as connection:
-                return await _aexecute_together(connection, statements)
+                yield connection
         except TimeoutError:
             self._start_renewal()
-            raise DatabaseUnavailable(f"no answer to {statements[-1].name} within {self.address.timeout:g} s") from None
+            raise DatabaseUnavailable(f"no answer to {name} within {self.address.timeout:g} s") from None
         except DatabaseUnavailable as error:
             if not isinstance(error.__cause__, PoolTimeout):
-                self._start_renewal()
+                self._start_renewal()  # where one connection broke, the idle ones often did
             raise
 
     async def _run_once(self, act: Act[ResultT]) -> ResultT:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
-from uuid import UUID
 
 from msgspec import Struct
 
@@ -293,12 +292,6 @@ class ConsumerStats(Struct):
     woken_by_notification: int = 0
     woken_by_poll: int = 0
     waiting_for: tuple[Holder, ...] = ()
-
-
-class LeaseToken(Struct, frozen=True):
-    """The proof that a process may record what became of a range of messages."""
-
-    token: UUID
 
 
 JsonSchema = dict[str, Any]
