@@ -192,7 +192,7 @@ class Consumption:
         self._ranges.clear()
         self._recorder.retries.clear()
         self._queue.clear()
-        async with self._presence.turn:
+        async with self._presence.turn(self.group_id):
             await self._disown()
 
     def _fail(self, error: Exception) -> None:
@@ -328,7 +328,7 @@ class Consumption:
             await self._begin_anew()
         if self._doubtful:
             self._doubtful = False
-            async with self._presence.turn:
+            async with self._presence.turn(self.group_id):
                 await self._disown()
         if self._orphaned:
             self._orphaned = False
@@ -339,7 +339,7 @@ class Consumption:
         if self._look_again and self._finished:
             self._fresh = True
         if self._queue.unstarted < self._pace.low_water:
-            async with self._presence.turn:
+            async with self._presence.turn(self.group_id):
                 progressed |= await self._take_over() or await self._claim()
         if self._finished:
             await self._give_back_finished()
@@ -484,7 +484,7 @@ class Consumption:
             return False
         self._retry_at = None
         token = uuid4()
-        async with self._presence.turn:
+        async with self._presence.turn(self.group_id):
             rows = await self._database.query_once(
                 statements.claim_exceptions(
                     self._subject.family,

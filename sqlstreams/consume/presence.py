@@ -89,7 +89,7 @@ class Presence:
         self._ending: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._poll_now = asyncio.Event()
-        self.turn = asyncio.Lock()
+        self._turns: dict[int, asyncio.Lock] = {}
         self.listener: Listener | None = None
 
     @property
@@ -131,6 +131,10 @@ class Presence:
     def poll_soon(self) -> None:
         """Have the next poll done now."""
         self._poll_now.set()
+
+    def turn(self, group_id: int) -> asyncio.Lock:
+        """Return the lock that lets one of a group's consumptions ask for work, or disown it, at a time."""
+        return self._turns.setdefault(group_id, asyncio.Lock())
 
     def known(self, group_id: int) -> list[UUID]:
         """Return every token that the consumptions of a group know of. Exact only while `turn` is held."""

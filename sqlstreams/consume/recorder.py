@@ -126,7 +126,7 @@ class Recorder:
         if not self._idle_keys:
             return
         # While a claim is under way, it may put a message behind one of these keys.
-        async with self._subject.presence.turn:
+        async with self._subject.presence.turn(self._subject.group_id):
             # What ended since the last record is recorded first: its key is for the next round.
             unrecorded = {each.keyed.key for each in self._waiting if each.keyed is not None}
             ended = self._idle_keys - unrecorded
