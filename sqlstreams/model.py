@@ -136,8 +136,8 @@ class GroupStatus(Struct, frozen=True):
 
     `claimed` is the last id handed to a process, `committed` the id up to which everything was handled. `lag` is how
     many ids lie between `committed` and `head` (ids that were rolled back count until they are passed), `lag_time`
-    how long ago the oldest of them was produced. `ready`, `inflight` and `dead` count the exception queue. `holders`
-    are the open transactions that hold back the next claim now.
+    how long ago the oldest of them was produced. `ready`, `inflight`, `deferred` (waiting for their key) and `dead`
+    count the exception queue. `holders` are the open transactions that hold back the next claim now.
     """
 
     stream: str
@@ -152,6 +152,7 @@ class GroupStatus(Struct, frozen=True):
     processes: int
     ready: int
     inflight: int
+    deferred: int
     dead: int
     reclaims: int
     holders: tuple[Holder, ...] = ()

@@ -38,7 +38,7 @@ def list_consumers(
     if session.as_json:
         render.print_json(shown)
     else:
-        columns = ("stream", "name", "lag", "lag_time", "processes", "ready", "inflight", "dead", "holders")
+        columns = ("stream", "name", "lag", "lag_time", "processes", "ready", "inflight", "deferred", "dead", "holders")
         render.print_table(shown, columns)
 
 
@@ -67,6 +67,10 @@ def register(
     retry_base: Annotated[str, typer.Option(metavar="DURATION", help="The pause after the first failure.")] = "1s",
     retry_exponent: Annotated[float, typer.Option(metavar="X", help="By how much each pause is longer.")] = 2.0,
     retry_cap: Annotated[str, typer.Option(metavar="DURATION", help="The longest pause.")] = "10m",
+    concurrency: Annotated[
+        str,
+        typer.Option(metavar="MODE", help="What messages of one key may do: run parallel, exclusive, or ordered."),
+    ] = "parallel",
 ) -> None:
     """Declare a group.
 
@@ -84,8 +88,29 @@ def register(
             retry_base=base,
             retry_exponent=retry_exponent,
             retry_cap=cap,
+            concurrency=concurrency,
         )
         _show(session, consumer)
+
+
+@command(app, "blocked", example="sqlstreams consumer blocked invoice-runner --stream invoices")
+def blocked(
+    session: Session,
+    group: Group,
+    stream: OfStream,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most so many keys.")] = 100,
+) -> None:
+    """List the keys whose messages wait for each other, and what blocks them.
+
+    JSON: an array; each element has the fields of BlockedKey.
+    """
+    with session.client() as client:
+        keys = client.stream(stream).consumer(group).blocked_keys(limit=limit)
+    if session.as_json:
+        render.print_json(keys)
+    else:
+        columns = ("key", "waiting", "first_id", "blocked_by", "state", "failures", "can_run_after", "pid")
+        render.print_table([render.fields(each) for each in keys], columns)
 
 
 @command(app, "rename", example="sqlstreams consumer rename invoice-runner runner --stream invoices")

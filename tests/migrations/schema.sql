@@ -78,6 +78,7 @@ view consumer_group_status
     processes integer  -- how many processes hold one
     ready bigint  -- failed or delayed messages that wait for their next delivery
     inflight bigint  -- such messages that are being delivered
+    deferred bigint  -- messages that wait for an earlier one of their key
     dead bigint  -- messages whose retries are spent, or that can never succeed
     reclaims bigint  -- how often work was taken over from a process that died
  SELECT s.name AS stream,
@@ -92,6 +93,7 @@ view consumer_group_status
     l.processes,
     b.ready,
     b.inflight,
+    b.deferred,
     b.dead,
     ( SELECT count(*) AS count
            FROM sqlstreams.reclaim_log r
@@ -106,7 +108,7 @@ view consumer_group_status
            FROM sqlstreams.claim_lease
           WHERE claim_lease.group_id = g.id) l
      CROSS JOIN LATERAL ( SELECT LEAST(c.claimed, l.resolved) AS committed) p
-     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, dead);
+     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, deferred, dead);
 
 table consumer_instance with (fillfactor=50)
     id bigint not null generated always as identity
@@ -360,7 +362,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT dead bigint)
+CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT deferred bigint, OUT dead bigint)
  RETURNS record
  LANGUAGE plpgsql
  STABLE
@@ -370,8 +372,9 @@ begin
         'sqlstreams', 'message_log_' || of_stream) into lag_time using committed;
     execute pg_catalog.format(
         'select count(*) filter (where state = ''ready''), count(*) filter (where state = ''inflight''),'
+        '       count(*) filter (where state = ''deferred''),'
         '       count(*) filter (where state = ''dead'') from %I.%I where group_id = $1',
-        'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, dead using of_group;
+        'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, deferred, dead using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end
 $function$
