@@ -166,6 +166,69 @@ begin
 end
 $sqlstreams$;
 
+-- The last visible id before the first message that was produced at or after a time (0: none lies before it; the head:
+-- all do). Ids and times rise together but for transactions that run side by side, so this halves the log until it stands
+-- one minute before the time, and reads on from there. Exact as long as no single statement inserted for over a minute.
+create function {schema}.last_id_before(of_stream bigint, at timestamptz) returns bigint
+language plpgsql stable as $sqlstreams$
+declare
+    log        text := pg_catalog.format('%I.%I', {schema_literal}, 'message_log_' || of_stream);
+    low        bigint;
+    high       bigint;
+    middle     bigint;
+    found_id   bigint;
+    found_at   timestamptz;
+begin
+    execute pg_catalog.format('select id from %s order by id limit 1', log) into low;
+    execute pg_catalog.format('select id from %s order by id desc limit 1', log) into high;
+    -- From here on everything below `low` is too old, and the first that is not lies at or below `high`, or nowhere.
+    while high - low > 100 loop
+        middle := low + (high - low) / 2;
+        execute pg_catalog.format('select id, created_at from %s where id >= $1 order by id limit 1', log)
+           into found_id, found_at using middle;
+        if found_at < at - interval '1 minute' then
+            low := found_id;
+        else
+            high := middle;
+        end if;
+    end loop;
+    execute pg_catalog.format('select id from %s where id >= $1 and created_at >= $2 order by id limit 1', log)
+       into found_id using low, at;
+    execute pg_catalog.format('select id from %s where id < $1 or $1 is null order by id desc limit 1', log)
+       into found_id using found_id;
+    return coalesce(found_id, 0);
+end
+$sqlstreams$;
+
+-- The id behind which a reader begins at a time (null: at the head). `head` and `held_for` are what read_settled_head
+-- said before: the visible head, and for how long the oldest transaction has been open that held the log then (null:
+-- there was none). A message of such a transaction may still appear below the position. The position is then lowered to
+-- before the lowest missing id that was taken since that transaction began, so that the reader meets it as a hole.
+create function {schema}.settled_position(of_stream bigint, at timestamptz, head bigint, held_for interval)
+returns bigint
+language plpgsql stable as $sqlstreams$
+declare
+    place   bigint := head;
+    missing bigint;
+begin
+    if at is not null then
+        place := least(head, {schema}.last_id_before(of_stream, at));
+    end if;
+    if held_for is not null then
+        -- A message may be stamped a little before its transaction took the id: by up to the minute of last_id_before.
+        execute pg_catalog.format(
+            'select lag + 1'
+            '  from (select id, lag(id, 1, $1) over (order by id) as lag from %I.%I where id > $1 and id <= $2) as m'
+            ' where id > lag + 1'
+            ' order by id'
+            ' limit 1', {schema_literal}, 'message_log_' || of_stream)
+           into missing
+          using {schema}.last_id_before(of_stream, clock_timestamp() - held_for - interval '1 minute'), place;
+    end if;
+    return coalesce(missing - 1, place);
+end
+$sqlstreams$;
+
 -- What one group has before it: how long ago the first message behind `committed` was produced, and its exceptions.
 create function {schema}.group_backlog(
     of_stream bigint, of_group bigint, committed bigint,

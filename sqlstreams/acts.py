@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +15,7 @@ from sqlstreams.model import (
     BlockedKey,
     GroupInfo,
     GroupStatus,
+    Holder,
     Instance,
     MigrationStep,
     Reclaim,
@@ -25,6 +27,8 @@ from sqlstreams.model import (
 )
 from sqlstreams.options import GroupOptions, Start, StreamOptions
 from sqlstreams.statements import Act, Applied, Family, NamedStream, SettledHead, ask
+
+_UNSEEN: Final = timedelta(days=1)
 
 # The installation
 
@@ -247,11 +251,24 @@ def find_position(schema: str, *, name: str, start: Start) -> Act[int]:
 
 
 def _position(family: Family, start: Start) -> Act[int]:
-    if isinstance(start, datetime):
-        return (yield from ask(statements.find_id_at(family, at=start)))[0].id
-    if start == "head":
-        return (yield from ask(statements.find_head(family)))[0].id
-    return 0 if start == "beginning" else int(start)
+    if start == "beginning":
+        return 0
+    if isinstance(start, int):
+        return start
+    at = start if isinstance(start, datetime) else None
+    # Who holds the log is asked first: whoever ends after that is visible to the statement that finds the place.
+    seen = yield from read_settled_head(family)
+    found = statements.find_position(family, at=at, head=seen.head, held_for=_held_for(seen.holders))
+    return (yield from ask(found))[0].id
+
+
+def _held_for(holders: Sequence[Holder]) -> timedelta | None:
+    # A prepared transaction says since when it is prepared, others may be hidden from our role: each counts a day more.
+    ages = (
+        (holder.age or timedelta(0)) + (_UNSEEN if holder.prepared or holder.age is None else timedelta(0))
+        for holder in holders
+    )
+    return max(ages, default=None)
 
 
 def _lock_stream(schema: str, name: str) -> Act[StreamInfo]:

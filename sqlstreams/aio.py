@@ -260,7 +260,7 @@ class AsyncStream(Generic[PayloadT]):
             messages, place = await self._client._run(lambda here=here: read_on(family, here, limit=100))  # type: ignore[misc]  # mypy infers no default of a lambda
             for message in messages:
                 yield message
-            idle = 0 if messages or place != here else idle + 1
+            idle = 0 if messages or place.settled != here.settled else idle + 1
             if not messages:
                 await asyncio.sleep(_TAIL_PAUSES[min(idle, len(_TAIL_PAUSES) - 1)])
 

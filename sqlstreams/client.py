@@ -251,7 +251,7 @@ class Stream(Generic[PayloadT]):
             here = place
             messages, place = self._client._run(lambda here=here: read_on(family, here, limit=100))  # type: ignore[misc]  # mypy infers no default of a lambda
             yield from messages
-            idle = 0 if messages or place != here else idle + 1
+            idle = 0 if messages or place.settled != here.settled else idle + 1
             if not messages:
                 time.sleep(_TAIL_PAUSES[min(idle, len(_TAIL_PAUSES) - 1)])
 

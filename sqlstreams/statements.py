@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -351,12 +351,10 @@ def settled_head(rows: Sequence[tuple[int, Holder | None]]) -> SettledHead:
     return SettledHead(head=rows[0][0], holders=tuple(holder for _, holder in rows if holder is not None))
 
 
-def find_id_at(family: Family, *, at: datetime) -> Statement[Identified]:
-    return _of_family("find_id_at", family, Identified, {"at": at})
-
-
-def find_head(family: Family) -> Statement[Identified]:
-    return _of_family("find_head", family, Identified)
+def find_position(
+    family: Family, *, at: datetime | None, head: int, held_for: timedelta | None
+) -> Statement[Identified]:
+    return _of_family("find_position", family, Identified, {"at": at, "head": head, "held_for": held_for})
 
 
 # Producing

@@ -143,15 +143,6 @@ select m.head,
    and x.virtualtransaction = h.virtualtransaction
   left join pg_prepared_xacts p on p.transaction = x.transactionid
 
--- name: find_id_at
--- Read the last id produced before a time (0 when there is none).
-select coalesce(min(id) - 1, (select max(id) from {schema}.message_log_{stream}), 0) as id
-  from (select id
-          from {schema}.message_log_{stream}
-         where created_at >= %(at)s
-         order by id
-         limit 1) as first
-
--- name: find_head
--- Read the last visible id (0 when there is none).
-select coalesce((select id from {schema}.message_log_{stream} order by id desc limit 1), 0) as id
+-- name: find_position
+-- Read the id behind which a reader begins at a time, or at the head; see read_settled_head for what it is told.
+select {schema}.settled_position({stream}, %(at)s, %(head)s, %(held_for)s) as id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -50,6 +50,8 @@ ARGUMENTS: dict[str, Any] = {
     "gated": True,
     "group_id": 1,
     "groups": {1: [1]},
+    "head": 10,
+    "held_for": timedelta(seconds=1),
     "hostname": "here",
     "instance_id": 1,
     "json_schema": b"{}",
@@ -359,10 +361,9 @@ def test_freeing_exceptions_reads_the_orphaned_ones(full_url: str, generic: bool
 
 @modes
 def test_the_head_of_a_log_is_one_row(full_url: str, generic: bool) -> None:
-    for statement in (statements.find_head(FAMILY), statements.read_settled_head(FAMILY)):
-        plan = _explain(full_url, statement, generic=generic)
-        assert plan.scanned_through == []
-        assert plan.rows == 1
+    plan = _explain(full_url, statements.read_settled_head(FAMILY), generic=generic)
+    assert plan.scanned_through == []
+    assert plan.rows == 1
 
 
 @modes
@@ -375,17 +376,40 @@ def test_reading_messages_reads_as_many_as_asked(full_url: str, generic: bool) -
 
 @pytest.mark.parametrize("group_id", [2, 50])
 def test_the_status_of_a_group_reads_a_few_rows(full_url: str, group_id: int) -> None:
-    # Inside functions EXPLAIN sees nothing; the server counts all the same.
+    scanned, fetched = _touched(full_url, statements.get_group_status("sqlstreams", group_id=group_id))
+    assert scanned == []
+    assert fetched <= 5
+
+
+@pytest.mark.parametrize("ago", [0, 10, 50_000, 99_990, 1_000_000])
+def test_a_position_in_time_is_found_by_halving(full_url: str, ago: int) -> None:
+    # The messages are a second apart, and the last minute before the time is read in order.
+    at = datetime.now(UTC) - timedelta(seconds=ago)
+    statement = statements.find_position(FAMILY, at=at, head=MESSAGES, held_for=None)
+    scanned, fetched = _touched(full_url, statement)
+    assert scanned == []
+    assert fetched <= 250
+
+
+@pytest.mark.parametrize("held_for", [0, 1_000])
+def test_a_position_below_open_transactions_reads_what_was_produced_meanwhile(full_url: str, held_for: int) -> None:
+    # They may have begun long after the messages of this log were produced.
+    statement = statements.find_position(FAMILY, at=None, head=MESSAGES, held_for=timedelta(seconds=held_for))
+    scanned, fetched = _touched(full_url, statement)
+    assert scanned == []
+    assert fetched <= held_for + 1_500
+
+
+def _touched(url: str, statement: Statement[Any]) -> tuple[list[str], int]:
+    """Return the tables read from end to end and the rows fetched: inside functions EXPLAIN sees nothing."""
     counted: LiteralString = """
         select relname, seq_scan, coalesce(idx_tup_fetch, 0)
           from pg_stat_xact_user_tables
          where relname ~ '^(message_log|exception_queue)_1'
            and (seq_scan > 0 or idx_tup_fetch > 0)
     """
-    with psycopg.connect(full_url) as connection:
-        statement = statements.get_group_status("sqlstreams", group_id=group_id)
+    with psycopg.connect(url) as connection:
         connection.execute(statement.query, statement.parameters)
         touched = connection.execute(counted).fetchall()
         connection.rollback()
-    assert [name for name, scans, _ in touched if scans] == []
-    assert sum(fetched for _, _, fetched in touched) <= 5
+    return [name for name, scans, _ in touched if scans], sum(fetched for _, _, fetched in touched)

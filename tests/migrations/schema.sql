@@ -392,6 +392,40 @@ exception when untranslatable_character or invalid_text_representation or numeri
 end
 $function$
 
+CREATE OR REPLACE FUNCTION sqlstreams.last_id_before(of_stream bigint, at timestamp with time zone)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+    log        text := pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || of_stream);
+    low        bigint;
+    high       bigint;
+    middle     bigint;
+    found_id   bigint;
+    found_at   timestamptz;
+begin
+    execute pg_catalog.format('select id from %s order by id limit 1', log) into low;
+    execute pg_catalog.format('select id from %s order by id desc limit 1', log) into high;
+    -- From here on everything below `low` is too old, and the first that is not lies at or below `high`, or nowhere.
+    while high - low > 100 loop
+        middle := low + (high - low) / 2;
+        execute pg_catalog.format('select id, created_at from %s where id >= $1 order by id limit 1', log)
+           into found_id, found_at using middle;
+        if found_at < at - interval '1 minute' then
+            low := found_id;
+        else
+            high := middle;
+        end if;
+    end loop;
+    execute pg_catalog.format('select id from %s where id >= $1 and created_at >= $2 order by id limit 1', log)
+       into found_id using low, at;
+    execute pg_catalog.format('select id from %s where id < $1 or $1 is null order by id desc limit 1', log)
+       into found_id using found_id;
+    return coalesce(found_id, 0);
+end
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.log_edge(of_stream bigint)
  RETURNS bigint
  LANGUAGE sql
@@ -443,5 +477,32 @@ begin
       using payload, message_key, routing_key,
             case when headers is not null then pg_catalog.json_build_object('headers', headers) end;
     return message_id;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.settled_position(of_stream bigint, at timestamp with time zone, head bigint, held_for interval)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+    place   bigint := head;
+    missing bigint;
+begin
+    if at is not null then
+        place := least(head, "sqlstreams".last_id_before(of_stream, at));
+    end if;
+    if held_for is not null then
+        -- A message may be stamped a little before its transaction took the id: by up to the minute of last_id_before.
+        execute pg_catalog.format(
+            'select lag + 1'
+            '  from (select id, lag(id, 1, $1) over (order by id) as lag from %I.%I where id > $1 and id <= $2) as m'
+            ' where id > lag + 1'
+            ' order by id'
+            ' limit 1', 'sqlstreams', 'message_log_' || of_stream)
+           into missing
+          using "sqlstreams".last_id_before(of_stream, clock_timestamp() - held_for - interval '1 minute'), place;
+    end if;
+    return coalesce(missing - 1, place);
 end
 $function$
