@@ -22,10 +22,11 @@ select {schema}.extend_log({stream}, 0);
 create table {schema}.exception_queue_{stream} (
     group_id        bigint not null,
     message_id      bigint not null,
-    state           text not null check (state in ('ready', 'inflight', 'deferred', 'dead', 'superseded')),
+    state           text not null check (state in ('ready', 'inflight', 'deferred', 'unread', 'dead', 'superseded')),
     failures        integer not null default 0,
     delays          integer not null default 0,
     can_run_after   timestamptz not null,
+    schema_version  integer not null default 1,
     instance_id     bigint,
     token           uuid,
     -- Of messages whose key matters: they wait here for each other.
@@ -46,6 +47,8 @@ create index exception_queue_{stream}_due on {schema}.exception_queue_{stream} (
 create index exception_queue_{stream}_inflight on {schema}.exception_queue_{stream} (group_id, instance_id)
  where state = 'inflight';
 create index exception_queue_{stream}_keys on {schema}.exception_queue_{stream} (group_id, message_key, message_id)
- where concurrency is not null and state in ('ready', 'inflight', 'deferred');
+ where concurrency is not null and state in ('ready', 'inflight', 'deferred', 'unread');
+create index exception_queue_{stream}_unread on {schema}.exception_queue_{stream} (group_id, schema_version)
+ where state = 'unread';
 create index exception_queue_{stream}_dead on {schema}.exception_queue_{stream} (group_id, message_id)
  where state = 'dead';

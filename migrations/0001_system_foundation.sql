@@ -232,16 +232,17 @@ $sqlstreams$;
 -- What one group has before it: how long ago the first message behind `committed` was produced, and its exceptions.
 create function {schema}.group_backlog(
     of_stream bigint, of_group bigint, committed bigint,
-    out lag_time interval, out ready bigint, out inflight bigint, out deferred bigint, out dead bigint)
+    out lag_time interval, out ready bigint, out inflight bigint, out deferred bigint, out unread bigint,
+    out dead bigint)
 language plpgsql stable as $sqlstreams$
 begin
     execute pg_catalog.format('select clock_timestamp() - created_at from %I.%I where id > $1 order by id limit 1',
         {schema_literal}, 'message_log_' || of_stream) into lag_time using committed;
     execute pg_catalog.format(
         'select count(*) filter (where state = ''ready''), count(*) filter (where state = ''inflight''),'
-        '       count(*) filter (where state = ''deferred''),'
+        '       count(*) filter (where state = ''deferred''), count(*) filter (where state = ''unread''),'
         '       count(*) filter (where state = ''dead'') from %I.%I where group_id = $1',
-        {schema_literal}, 'exception_queue_' || of_stream) into ready, inflight, deferred, dead using of_group;
+        {schema_literal}, 'exception_queue_' || of_stream) into ready, inflight, deferred, unread, dead using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end
 $sqlstreams$;
@@ -277,6 +278,7 @@ select s.name as stream,
        b.ready,
        b.inflight,
        b.deferred,
+       b.unread,
        b.dead,
        (select count(*) from {schema}.reclaim_log r where r.group_id = g.id) as reclaims
   from {schema}.consumer_group_config g
@@ -313,6 +315,7 @@ comment on column {schema}.consumer_group_status.processes is 'how many processe
 comment on column {schema}.consumer_group_status.ready is 'failed or delayed messages that wait for their next delivery';
 comment on column {schema}.consumer_group_status.inflight is 'such messages that are being delivered';
 comment on column {schema}.consumer_group_status.deferred is 'messages that wait for an earlier one of their key';
+comment on column {schema}.consumer_group_status.unread is 'messages of a schema version that no process could read so far';
 comment on column {schema}.consumer_group_status.dead is 'messages whose retries are spent, or that can never succeed';
 comment on column {schema}.consumer_group_status.reclaims is 'how often work was taken over from a process that died';
 

@@ -41,7 +41,10 @@ from sqlstreams.model import (
     StoredMessage,
     StreamInfo,
     StreamStatus,
+    StreamVersion,
     SystemStatus,
+    UnreadVersion,
+    VersionUse,
 )
 
 __version__ = _library_version()
@@ -88,9 +91,12 @@ __all__ = [
     "Stream",
     "StreamInfo",
     "StreamStatus",
+    "StreamVersion",
     "System",
     "SystemStatus",
     "Terminal",
+    "UnreadVersion",
+    "VersionUse",
     "explain",
     "meta",
 ]

@@ -23,7 +23,10 @@ from sqlstreams.model import (
     StoredMessage,
     StreamInfo,
     StreamStatus,
+    StreamVersion,
     SystemStatus,
+    UnreadVersion,
+    VersionUse,
 )
 from sqlstreams.options import GroupOptions, Start, StreamOptions
 from sqlstreams.statements import Act, Applied, Family, NamedStream, SettledHead, ask
@@ -244,6 +247,18 @@ def read_last_messages(schema: str, *, name: str, limit: int) -> Act[list[Stored
     return list(reversed((yield from ask(statements.read_last_messages(Family(schema, info.id), limit=limit)))))
 
 
+def list_versions(schema: str, *, name: str) -> Act[list[StreamVersion]]:
+    """Read the schema versions of a stream, and which groups have messages of them left."""
+    info = yield from get_stream(schema, name=name)
+    rows = yield from ask(statements.list_versions(Family(schema, info.id)))
+    versions: dict[int, StreamVersion] = {}
+    for row in rows:
+        known = versions.get(row.schema_version) or StreamVersion(row.schema_version, row.registered_at, ())
+        use = () if row.group is None else (VersionUse(row.group, row.waiting, row.unread, row.dead),)
+        versions[row.schema_version] = msgspec.structs.replace(known, groups=known.groups + use)
+    return list(versions.values())
+
+
 def find_position(schema: str, *, name: str, start: Start) -> Act[int]:
     """Return the id behind which a position lies: the last one that counts as read there."""
     info = yield from get_stream(schema, name=name)
@@ -342,6 +357,13 @@ def list_blocked_keys(schema: str, *, stream: str, name: str, limit: int) -> Act
     info = yield from get_stream(schema, name=stream)
     group = yield from _get_group(schema, info, name)
     return (yield from ask(statements.list_blocked_keys(Family(schema, info.id), group_id=group.id, limit=limit)))
+
+
+def list_unread_versions(schema: str, *, stream: str, name: str) -> Act[list[UnreadVersion]]:
+    """Read of which schema versions messages wait for a process of the group that can read them."""
+    info = yield from get_stream(schema, name=stream)
+    group = yield from _get_group(schema, info, name)
+    return (yield from ask(statements.list_unread_versions(Family(schema, info.id), group_id=group.id)))
 
 
 def list_reclaims(schema: str, *, stream: str, name: str, limit: int) -> Act[list[Reclaim]]:

@@ -15,6 +15,7 @@ from sqlstreams import acts
 from sqlstreams.codec import Codec
 from sqlstreams.consume.consumption import ConsumeOptions, Consumption
 from sqlstreams.consume.presence import Presence
+from sqlstreams.consume.reading import Reader, Upcast, check_upcast
 from sqlstreams.consume.stopping import Stop, stopped_by_signals
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.tail import Place, read_on
@@ -36,7 +37,9 @@ from sqlstreams.model import (
     StoredMessage,
     StreamInfo,
     StreamStatus,
+    StreamVersion,
     SystemStatus,
+    UnreadVersion,
 )
 from sqlstreams.names import check_name
 from sqlstreams.options import GroupOptions, Start, StreamOptions, check_duration, check_integer, check_start
@@ -222,6 +225,13 @@ class AsyncStream(Generic[PayloadT]):
     async def status(self) -> StreamStatus:
         """Return what the log holds."""
         return await self._client._run(lambda: acts.stream_status(self._schema, name=self.name))
+
+    async def versions(self) -> list[StreamVersion]:
+        """Return the schema versions of the stream, and which groups still have messages of them to read.
+
+        Reads the log from the slowest group's committed cursor on.
+        """
+        return await self._client._run(lambda: acts.list_versions(self._schema, name=self.name))
 
     async def rename(self, new_name: str) -> AsyncStream[PayloadT]:
         """Give the stream another name and return the handle for it. Its messages and groups stay."""
@@ -424,6 +434,12 @@ class AsyncConsumer(Generic[PayloadT]):
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
 
+    async def unread_versions(self) -> list[UnreadVersion]:
+        """Return of which schema versions messages wait for a process of the group that can read them."""
+        return await self._client._run(
+            lambda: acts.list_unread_versions(self._schema, stream=self._stream.name, name=self.name)
+        )
+
     async def rename(self, new_name: str) -> AsyncConsumer[PayloadT]:
         """Give the group another name and return the handle for it. Its cursor stays."""
         check_name("new_name", new_name)
@@ -447,12 +463,17 @@ class AsyncConsumer(Generic[PayloadT]):
         prefetch: int | None = None,
         grace: timedelta = timedelta(seconds=30),
         signals: bool = True,
+        upcast: Upcast | None = None,
     ) -> None:
         """Deliver messages to `handler` until cancelled, or until SIGTERM or SIGINT.
 
         An `async def` handler runs in the event loop, a plain function in a thread; up to `concurrency` run at a time.
         Returning means done, raising means again later, `Terminal` dead at once, `Delay` later without a failure.
         `prefetch` messages are claimed at a time; None adapts to the handlers' pace.
+
+        Messages of the payload type's schema_version are read, and of those that `upcast` names: it maps a version to a
+        function that makes of the decoded JSON a payload, or what is stored as one. A type that takes any JSON reads
+        every version. Messages of others wait for a process that reads them (`unread_versions`).
 
         A signal lets running handlers finish for up to `grace`, a second one cancels them, as does cancelling this
         call. What was not done is free for other processes at once and is not charged. With `signals=False` the
@@ -463,13 +484,15 @@ class AsyncConsumer(Generic[PayloadT]):
             prefetch=None if prefetch is None else check_integer("prefetch", prefetch, low=1, high=10_000),
             grace=check_duration("grace", grace, low=timedelta(0), high=timedelta(days=1)).total_seconds(),
         )
+        upcast = check_upcast(self._stream._codec, upcast)
         stop = Stop()
         with stopped_by_signals(stop) if signals else nullcontext():
             found = await stop.unless_asked(self._subject())
             if found is not None:
                 subject, gated = found
+                reader = Reader(self._stream._codec, upcast, group=str(subject))
                 consumption = Consumption(
-                    subject, codec=self._stream._codec, handler=handler, options=options, stop=stop, gated=gated
+                    subject, reader=reader, handler=handler, options=options, stop=stop, gated=gated
                 )
                 await consumption.run()
 

@@ -14,6 +14,7 @@ from psycopg import errors as pg
 from sqlstreams import acts
 from sqlstreams.aio import AsyncClient
 from sqlstreams.codec import Codec
+from sqlstreams.consume.reading import Upcast
 from sqlstreams.consume.tail import Place, read_on
 from sqlstreams.consume.workers import Handler
 from sqlstreams.database import Database, address
@@ -33,7 +34,9 @@ from sqlstreams.model import (
     StoredMessage,
     StreamInfo,
     StreamStatus,
+    StreamVersion,
     SystemStatus,
+    UnreadVersion,
 )
 from sqlstreams.names import check_name
 from sqlstreams.options import GroupOptions, Start, StreamOptions, check_duration, check_integer, check_start
@@ -214,6 +217,13 @@ class Stream(Generic[PayloadT]):
     def status(self) -> StreamStatus:
         """Return what the log holds."""
         return self._client._run(lambda: acts.stream_status(self._schema, name=self.name))
+
+    def versions(self) -> list[StreamVersion]:
+        """Return the schema versions of the stream, and which groups still have messages of them to read.
+
+        Reads the log from the slowest group's committed cursor on.
+        """
+        return self._client._run(lambda: acts.list_versions(self._schema, name=self.name))
 
     def rename(self, new_name: str) -> Stream[PayloadT]:
         """Give the stream another name and return the handle for it. Its messages and groups stay."""
@@ -411,6 +421,12 @@ class Consumer(Generic[PayloadT]):
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
 
+    def unread_versions(self) -> list[UnreadVersion]:
+        """Return of which schema versions messages wait for a process of the group that can read them."""
+        return self._client._run(
+            lambda: acts.list_unread_versions(self._schema, stream=self._stream.name, name=self.name)
+        )
+
     def rename(self, new_name: str) -> Consumer[PayloadT]:
         """Give the group another name and return the handle for it. Its cursor stays."""
         check_name("new_name", new_name)
@@ -434,13 +450,18 @@ class Consumer(Generic[PayloadT]):
         prefetch: int | None = None,
         grace: timedelta = timedelta(seconds=30),
         signals: bool = True,
+        upcast: Upcast | None = None,
     ) -> None:
         """Deliver messages to `handler` until SIGTERM or SIGINT; see `AsyncConsumer.consume`.
 
         Runs an event loop of its own in this thread, with connections of its own, so it raises RuntimeError where one
         runs already. Only the main thread hears signals.
         """
-        asyncio.run(self._consume(handler, concurrency=concurrency, prefetch=prefetch, grace=grace, signals=signals))
+        asyncio.run(
+            self._consume(
+                handler, concurrency=concurrency, prefetch=prefetch, grace=grace, signals=signals, upcast=upcast
+            )
+        )
 
     async def _consume(self, handler: Handler, **options: Any) -> None:
         address = self._client._address

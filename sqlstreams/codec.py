@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,10 @@ _WORDS = frozenset({"title", "description", "examples", "$comment"})
 
 class DecodeFailed(ValueError):
     """Stored JSON does not fit the payload type; the text says where."""
+
+
+class ConvertFailed(ValueError):
+    """What a converter made of an old payload does not fit the payload type; the text says where."""
 
 
 class Codec(Generic[PayloadT]):
@@ -65,6 +69,24 @@ class Codec(Generic[PayloadT]):
             raise InvalidInput("payload", f"is no {_type_name(self.payload_type)}: {error}") from None
         return encoded
 
+    def convert(self, stored: bytes, convert: Callable[[Any], object]) -> PayloadT:
+        """Return what `convert` makes of an old payload; raise `ConvertFailed` when that does not fit the type."""
+        try:
+            old = _UNTYPED.decode(stored)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DecodeFailed(str(error)) from None
+        made = convert(old)
+        dump = self._dump if hasattr(made, "model_dump_json") else _ENCODER.encode
+        try:
+            return self.decode(dump(made))
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise ConvertFailed(f"the converter made no {_type_name(self.payload_type)}: {error}") from None
+
+    @property
+    def reads_every_version(self) -> bool:
+        """Whether the type takes JSON of any shape, and with it messages of every version."""
+        return self.json_schema() in (None, {"type": "object"}, {"type": "array"})
+
     def json_schema(self) -> JsonSchema | None:
         """Return the shape of the type as a JSON Schema without words, or None where any JSON will do."""
         payload_type: Any = self.payload_type
@@ -88,13 +110,11 @@ def fingerprint(schema: JsonSchema) -> str:
 def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
     """Say in words how the fields of two shapes differ: added, removed, retyped, newly required or optional."""
     old, new = _fields(recorded), _fields(given)
-    changes = [f"{name!r} was added" for name in sorted(new.keys() - old.keys())]
-    changes += [f"{name!r} was removed" for name in sorted(old.keys() - new.keys())]
-    changes += [
-        f"{name!r} was {old[name]}, is {new[name]}"
-        for name in sorted(old.keys() & new.keys())
-        if old[name] != new[name]
-    ]
+    added, removed = _outermost(new.keys() - old.keys()), _outermost(old.keys() - new.keys())
+    retyped = [name for name in sorted(old.keys() & new.keys()) if old[name] != new[name]]
+    changes = [f"{name!r} was added" for name in added if not _is_inside(name, retyped)]
+    changes += [f"{name!r} was removed" for name in removed if not _is_inside(name, retyped)]
+    changes += [f"{name!r} was {old[name]}, is {new[name]}" for name in retyped]
     return "; ".join(changes) or "a nested type differs"
 
 
@@ -279,13 +299,42 @@ def _renamed(value: Any, names: list[str]) -> Any:
 
 
 def _fields(schema: JsonSchema) -> dict[str, str]:
-    reference = schema.get("$ref", "")
-    shape = schema.get("$defs", {}).get(reference.rpartition("/")[2], schema)
-    required = set(shape.get("required", ()))
-    return {
-        name: ("" if name in required else "optional ") + _describe_type(field)
-        for name, field in shape.get("properties", {}).items()
-    }
+    # With those of nested types, by their paths; a type within itself is gone through once.
+    types, found = schema.get("$defs", {}), dict[str, str]()
+    shapes: list[tuple[str, Mapping[str, Any], tuple[str, ...]]] = [("", schema, ())]
+    while shapes:
+        path, shape, within = shapes.pop()
+        required = set(shape.get("required", ()))
+        for name, field in shape.get("properties", {}).items():
+            found[path + name] = ("" if name in required else "optional ") + _describe_type(field)
+            shapes.append((f"{path}{name}.", field, within))
+        for inner, mark in _parts(shape):
+            shapes.append((path.removesuffix(".") + mark + "." if mark else path, inner, within))
+        reference = str(shape.get("$ref", "")).rpartition("/")[2]
+        if reference in types and reference not in within:
+            shapes.append((path, types[reference], (*within, reference)))
+    return found
+
+
+def _parts(shape: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    parts = [(each, "") for each in shape.get("anyOf", ())]
+    parts += [(each, f"[{position}]") for position, each in enumerate(shape.get("prefixItems", ()))]
+    for word, mark in (("items", "[]"), ("additionalProperties", "{}")):
+        if isinstance(inner := shape.get(word), Mapping):
+            parts.append((inner, mark))
+    return parts
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    kept: list[str] = []
+    for name in sorted(names):
+        if not _is_inside(name, kept):
+            kept.append(name)
+    return kept
+
+
+def _is_inside(name: str, others: list[str]) -> bool:
+    return any(name.startswith((f"{other}.", f"{other}[", f"{other}{{")) for other in others)
 
 
 def _describe_type(field: Mapping[str, Any]) -> str:

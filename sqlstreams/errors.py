@@ -267,6 +267,15 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "Look at the error in the event; a server restart or fail-over heals by itself.",
     ),
     Diagnosis(
+        "SQL0108",
+        "Messages of a version that a process cannot read",
+        "A process met messages of a schema version that its payload type has no converter for. It has put them aside, "
+        "uncharged: they wait in state unread for a process of the group that can read them.",
+        "Deploy a process whose payload type has that schema_version, or give consume() a converter for it: "
+        "upcast={1: function}. consumer.unread_versions() counts what waits.",
+        "select schema_version, count(*) from {schema}.exception_queue_N where state = 'unread' group by 1",
+    ),
+    Diagnosis(
         "SQL0107",
         "A message that kills its process",
         "After a process died, the range it held was run one message at a time, and the process that did so died too. "

@@ -136,8 +136,9 @@ class GroupStatus(Struct, frozen=True):
 
     `claimed` is the last id handed to a process, `committed` the id up to which everything was handled. `lag` is how
     many ids lie between `committed` and `head` (ids that were rolled back count until they are passed), `lag_time`
-    how long ago the oldest of them was produced. `ready`, `inflight`, `deferred` (waiting for their key) and `dead`
-    count the exception queue. `holders` are the open transactions that hold back the next claim now.
+    how long ago the oldest of them was produced. `ready`, `inflight`, `deferred` (waiting for their key), `unread`
+    (waiting for a process that reads their schema version) and `dead` count the exception queue. `holders` are the
+    open transactions that hold back the next claim now.
     """
 
     stream: str
@@ -153,6 +154,7 @@ class GroupStatus(Struct, frozen=True):
     ready: int
     inflight: int
     deferred: int
+    unread: int
     dead: int
     reclaims: int
     holders: tuple[Holder, ...] = ()
@@ -176,6 +178,41 @@ class BlockedKey(Struct, frozen=True):
     instance_id: int | None
     hostname: str | None
     pid: int | None
+
+
+class UnreadVersion(Struct, frozen=True):
+    """A schema version of which messages wait for a process of the group that can read it: how many, and the first."""
+
+    schema_version: int
+    waiting: int
+    first_id: int
+    since: datetime
+
+
+class VersionUse(Struct, frozen=True):
+    """What one group has left of a schema version.
+
+    `waiting` counts messages that are not done: behind the group's committed cursor, or in its exception queue;
+    `unread` those of them that no process could read, `dead` the dead ones, which need a reader when they run again.
+    """
+
+    group: str
+    waiting: int
+    unread: int
+    dead: int
+
+
+class StreamVersion(Struct, frozen=True):
+    """A schema version of a stream: when its shape was recorded (None: never), and what groups have left of it."""
+
+    schema_version: int
+    registered_at: datetime | None
+    groups: tuple[VersionUse, ...]
+
+    @property
+    def can_retire(self) -> bool:
+        """Whether consumers may stop reading this version, once no producer writes it: no group has any of it left."""
+        return not any(use.waiting or use.dead for use in self.groups)
 
 
 class Instance(Struct, frozen=True):
@@ -284,6 +321,7 @@ class ConsumerStats(Struct):
     delayed: int = 0
     dead: int = 0
     deferred: int = 0
+    unread: int = 0
     retried: int = 0
     reclaimed: int = 0
     claims: int = 0

@@ -24,6 +24,7 @@ from sqlstreams.model import (
     StoredMessage,
     StreamInfo,
     StreamStatus,
+    UnreadVersion,
 )
 from sqlstreams.options import GroupOptions, StreamOptions
 
@@ -103,6 +104,17 @@ class PayloadShape(Struct, frozen=True):
     json_schema: dict[str, Any]
 
 
+class VersionRow(Struct, frozen=True):
+    """One version of a stream and what one group has left of it; without a group, nobody has any."""
+
+    schema_version: int
+    registered_at: datetime | None
+    group: str | None
+    waiting: int
+    unread: int
+    dead: int
+
+
 class Edge(Struct, frozen=True):
     """The first id of a log that has no partition yet."""
 
@@ -125,7 +137,7 @@ class SettledHead(Struct, frozen=True):
 class Polled(Struct, frozen=True):
     """What there is to do for one group. `due_in` is in seconds until the next retry.
 
-    `gated` says whether keys matter to its claims.
+    `gated` says whether keys matter to its claims, `unread` which versions wait for a process that can read them.
     """
 
     group_id: int
@@ -134,6 +146,7 @@ class Polled(Struct, frozen=True):
     loose: bool
     orphaned: bool
     due_in: float | None
+    unread: list[int]
 
 
 class Owned(Struct, frozen=True):
@@ -332,6 +345,10 @@ def insert_payload_schema(
 def get_payload_schema(schema: str, *, stream_id: int, schema_version: int) -> Statement[PayloadShape]:
     parameters = {"stream_id": stream_id, "schema_version": schema_version}
     return _of_system("get_payload_schema", schema, PayloadShape, parameters)
+
+
+def list_versions(family: Family) -> Statement[VersionRow]:
+    return _of_family("list_versions", family, VersionRow, {"stream_id": family.stream})
 
 
 def read_messages(family: Family, *, from_id: int, limit: int) -> Statement[StoredMessage]:
@@ -556,6 +573,7 @@ def record_exceptions(
     instance_id: int,
     tokens: list[UUID],
     failures: Failures,
+    schema_versions: list[int],
     message_keys: list[str | None],
     concurrencies: list[str | None],
 ) -> Statement[Recorded]:
@@ -563,6 +581,7 @@ def record_exceptions(
         "group_id": group_id,
         "instance_id": instance_id,
         "tokens": tokens,
+        "schema_versions": schema_versions,
         "message_keys": message_keys,
         "concurrencies": concurrencies,
         **msgspec.structs.asdict(failures),
@@ -571,7 +590,15 @@ def record_exceptions(
 
 
 def claim_exceptions(
-    family: Family, *, group_id: int, instance_id: int, token: UUID, limit: int, free: int, followers: int
+    family: Family,
+    *,
+    group_id: int,
+    instance_id: int,
+    token: UUID,
+    limit: int,
+    free: int,
+    followers: int,
+    versions: list[int],
 ) -> Statement[Columns]:
     parameters = {
         "group_id": group_id,
@@ -580,8 +607,13 @@ def claim_exceptions(
         "limit": limit,
         "free": free,
         "followers": followers,
+        "versions": versions,
     }
     return _of_family("claim_exceptions", family, _columns, parameters)
+
+
+def list_unread_versions(family: Family, *, group_id: int) -> Statement[UnreadVersion]:
+    return _of_family("list_unread_versions", family, UnreadVersion, {"group_id": group_id})
 
 
 def complete_exceptions(family: Family, *, group_id: int, token: UUID, message_ids: list[int]) -> Statement[Identified]:

@@ -38,7 +38,8 @@ def list_consumers(
     if session.as_json:
         render.print_json(shown)
     else:
-        columns = ("stream", "name", "lag", "lag_time", "processes", "ready", "inflight", "deferred", "dead", "holders")
+        behind, waiting = ("lag", "lag_time", "processes"), ("ready", "inflight", "deferred", "unread", "dead")
+        columns = ("stream", "name", *behind, *waiting, "holders")
         render.print_table(shown, columns)
 
 

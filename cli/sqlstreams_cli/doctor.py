@@ -211,6 +211,9 @@ def _group(status: GroupStatus) -> Iterator[Check]:
         text = f"{status.lag:,} ids behind ({describe_duration(status.lag_time)}), and no process runs it"
         fix = f"sqlstreams consumer run MODULE:FUNCTION --stream {status.stream} --group {status.name}"
         yield Check(name, "warn", text, fix)
+    if status.unread:
+        text = f"{status.unread:,} messages are of a schema version that no process could read"
+        yield Check(name, "warn", text, "sqlstreams explain SQL0108")
     if status.dead:
         yield Check(name, "info", f"{status.dead:,} messages are dead")
 

@@ -15,12 +15,12 @@ from msgspec import Struct
 from psycopg import errors as pg
 
 from sqlstreams import statements
-from sqlstreams.codec import Codec
 from sqlstreams.consume.hole_watch import HoleWatch
 from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
 from sqlstreams.consume.presence import Progress
 from sqlstreams.consume.ranges import ID, Keyed, Range, Retries, Work, asks_for_keys
+from sqlstreams.consume.reading import Reader
 from sqlstreams.consume.recorder import Recorder, Returned
 from sqlstreams.consume.stopping import Stop
 from sqlstreams.consume.subject import Subject
@@ -57,7 +57,7 @@ class Consumption:
         self,
         subject: Subject,
         *,
-        codec: Codec[Any],
+        reader: Reader,
         handler: Handler,
         options: ConsumeOptions,
         stop: Stop,
@@ -66,6 +66,7 @@ class Consumption:
         self.stream_id = subject.family.stream
         self.group_id = subject.group_id
         self._subject = subject
+        self._reader = reader
         self._database, self._presence, self._stats = subject.database, subject.presence, subject.stats
         self._options = options
         self._pace = Pace(concurrency=options.concurrency, prefetch=options.prefetch)
@@ -75,7 +76,7 @@ class Consumption:
             self._queue,
             handler=handler,
             concurrency=options.concurrency,
-            decode=codec.decode,
+            read=reader.read,
             settle=self._settle,
             hungry=self._hungry,
             suspects=Suspects(subject, lost=self.lost),
@@ -104,6 +105,7 @@ class Consumption:
         self._swept_at = -_SWEEP_EVERY
         self._retry_at: float | None = 0.0
         self._retries_found = False
+        self._unread: list[int] = []
 
         self._stop = stop
         self._fatal: Exception | None = None
@@ -258,6 +260,9 @@ class Consumption:
         self._orphaned |= found.orphaned
         if found.due_in is not None:
             self._retry_in(found.due_in)
+        self._unread = self._reader.among(found.unread)
+        if self._unread:
+            self._retry_in(0.0)
         self._news.set()
 
     def doubt(self) -> None:
@@ -285,7 +290,7 @@ class Consumption:
 
     def _advance(self, keyed: Keyed, outcome: Outcome | None) -> None:
         chains = self._queue.chains
-        if keyed.ordered and outcome is not None and outcome.kind in ("failed", "delayed"):
+        if keyed.ordered and outcome is not None and outcome.kind in ("failed", "delayed", "unread"):
             # It may turn out to be dead, and then those behind it are let go again at once.
             for work, index in self._queue.take_back(keyed.key):
                 self._recorder.add(Returned(work, index, DEFERRED))
@@ -494,6 +499,7 @@ class Consumption:
                     limit=self._options.concurrency,
                     free=self._options.concurrency - self._queue.running,
                     followers=_FOLLOWERS,
+                    versions=self._unread,
                 )
             )
             if rows:

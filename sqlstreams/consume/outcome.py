@@ -27,6 +27,9 @@ class Outcome(Struct, frozen=True):
 DEFERRED = Outcome("deferred", "", "")
 """Not a delivery's end: the message waits in the exception queue until an earlier one of its key is done or dead."""
 
+UNREAD = Outcome("unread", "", "")
+"""Not a delivery: the message waits in the exception queue for a process that can read its schema version."""
+
 
 def decide(error: BaseException) -> Outcome:
     """Return what a handler's exception means for its message. Never fails, whatever the exception does."""

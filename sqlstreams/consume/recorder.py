@@ -16,7 +16,7 @@ from sqlstreams import statements
 from sqlstreams.consume.key_chains import KeyChains
 from sqlstreams.consume.outcome import Outcome
 from sqlstreams.consume.presence import Progress
-from sqlstreams.consume.ranges import ID, Keyed, Range, Retries, Work
+from sqlstreams.consume.ranges import ID, SCHEMA_VERSION, Keyed, Range, Retries, Work
 from sqlstreams.consume.subject import Subject
 from sqlstreams.errors import DatabaseUnavailable, NotInstalled
 from sqlstreams.statements import Failures, Recorded
@@ -182,6 +182,7 @@ class Recorder:
                     instance_id=self._subject.presence.instance_id,
                     tokens=[each.work.token for each in ours],
                     failures=_failures(ours),
+                    schema_versions=[each.work.rows[each.index][SCHEMA_VERSION] for each in ours],
                     message_keys=[each.keyed.key if each.keyed else None for each in ours],
                     concurrencies=[each.keyed.concurrency if each.keyed else None for each in ours],
                 )
@@ -222,6 +223,7 @@ class Recorder:
             kind = kinds[row.message_id]
             stats.delayed += kind == "delayed"
             stats.deferred += kind == "deferred"
+            stats.unread += kind == "unread"
             stats.failed += kind in ("failed", "dead")
             stats.dead += row.state == "dead"
             if row.state == "ready":

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from sqlstreams.consume.context import current
-from sqlstreams.consume.outcome import Outcome, decide
-from sqlstreams.consume.ranges import ID, PAYLOAD, Work
+from sqlstreams.consume.outcome import UNREAD, Outcome, decide
+from sqlstreams.consume.ranges import ID, Work
+from sqlstreams.consume.reading import Unreadable
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.suspects import Suspects
 from sqlstreams.consume.threads import HandlerThread
 from sqlstreams.consume.work_queue import WorkQueue
+from sqlstreams.statements import Columns
 
 _log = logging.getLogger("sqlstreams.consume")
 
@@ -39,7 +41,7 @@ class Workers:
         *,
         handler: Handler,
         concurrency: int,
-        decode: Callable[[bytes], Any],
+        read: Callable[[Columns], Any],
         settle: Settle,
         hungry: Callable[[], None],
         suspects: Suspects,
@@ -47,7 +49,7 @@ class Workers:
         self._stream, self._group = subject.stream, subject.group
         self._queue = queue
         self._handler = handler
-        self._decode = decode
+        self._read = read
         self._settle = settle
         self._hungry = hungry
         self._suspects = suspects
@@ -92,11 +94,13 @@ class Workers:
         row = work.rows[index]
         current.set((self._stream, self._group, row))
         try:
-            payload = self._decode(row[PAYLOAD])
+            payload = self._read(row)
             if thread is None:
                 await self._handler(payload)  # type: ignore[misc]  # _is_async said so
             else:
                 await _call_in(thread, self._handler, payload)
+        except Unreadable:
+            self._settle(work, index, UNREAD)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -105,8 +105,9 @@ taken as (
 ),
 charged as (
     insert into {schema}.exception_queue_{stream}
-           (group_id, message_id, state, failures, can_run_after, error_type, error, message_key, concurrency)
-    select g.id, m.id, case when g.max_retries = 0 then 'dead' else 'ready' end, 1, now() + g.retry_base,
+           (group_id, message_id, state, failures, can_run_after, schema_version, error_type, error, message_key,
+            concurrency)
+    select g.id, m.id, case when g.max_retries = 0 then 'dead' else 'ready' end, 1, now() + g.retry_base, m.schema_version,
            'ProcessDied', 'the process died while it ran this message alone', m.message_key,
            case when m.message_key is not null
                 then nullif(coalesce(m.options ->> 'concurrency', g.concurrency), 'parallel') end
@@ -141,10 +142,12 @@ select t.low, t.high, t.died, t.reclaims, (select message_id from charged) as ki
 -- never delivers them again, even when the row is gone by then. The lock on the lease keeps a process that takes the
 -- range over from reading it before this can be seen.
 with failed as (
-    select f.token, f.message_id, f.outcome, f.pause, f.error_type, f.error, f.message_key, f.concurrency
+    select f.token, f.message_id, f.outcome, f.pause, f.error_type, f.error, f.schema_version, f.message_key,
+           f.concurrency
       from unnest(%(tokens)s::uuid[], %(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
-                  %(error_types)s::text[], %(errors)s::text[], %(message_keys)s::text[], %(concurrencies)s::text[])
-        as f (token, message_id, outcome, pause, error_type, error, message_key, concurrency)
+                  %(error_types)s::text[], %(errors)s::text[], %(schema_versions)s::int[], %(message_keys)s::text[],
+                  %(concurrencies)s::text[])
+        as f (token, message_id, outcome, pause, error_type, error, schema_version, message_key, concurrency)
 ),
 held as materialized (
     select token, resolved, done
@@ -155,7 +158,8 @@ held as materialized (
 ),
 fresh as (
     -- When the answer was lost this is asked again, and the row may have been handled and removed meanwhile.
-    select f.message_id, f.outcome, f.pause, f.error_type, f.error, f.message_key, f.concurrency, f.token
+    select f.message_id, f.outcome, f.pause, f.error_type, f.error, f.schema_version, f.message_key, f.concurrency,
+           f.token
       from failed f
       join held h using (token)
      where f.message_id > h.resolved
@@ -168,11 +172,12 @@ marked as (
      where l.token = f.token
 )
 insert into {schema}.exception_queue_{stream}
-       (group_id, message_id, state, failures, delays, can_run_after, error_type, error, message_key, concurrency)
+       (group_id, message_id, state, failures, delays, can_run_after, schema_version, error_type, error, message_key,
+        concurrency)
 select g.id,
        f.message_id,
        case when f.outcome = 'dead' or f.outcome = 'failed' and g.max_retries = 0 then 'dead'
-            when f.outcome = 'deferred' then 'deferred'
+            when f.outcome in ('deferred', 'unread') then f.outcome
             else 'ready'
        end,
        (f.outcome in ('failed', 'dead'))::int,
@@ -180,8 +185,10 @@ select g.id,
        clock_timestamp() + make_interval(secs => case f.outcome
            when 'delayed' then f.pause
            when 'deferred' then 0
+           when 'unread' then 0
            else least(extract(epoch from g.retry_cap), extract(epoch from g.retry_base)) * (0.5 + random() / 2)
        end),
+       f.schema_version,
        nullif(f.error_type, ''),
        nullif(f.error, ''),
        f.message_key,
@@ -193,10 +200,10 @@ on conflict (group_id, message_id) do nothing
 returning message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in
 
 -- name: claim_exceptions
--- Take rows that are due, the longest due first. As many as handlers are `free` start at once, and say so; a row that
+-- Take rows that are due, the longest due first, and such of `versions` as no process could read that met them. As many as handlers are `free` start at once, and say so; a row that
 -- may be a killer says so right before it starts. A row whose key matters needs the key as well, and brings the messages
 -- that wait right behind it; without the key it waits for that.
-with due as materialized (
+with retries as materialized (
     select message_id, message_key, concurrency, alone, can_run_after,
            set_config('synchronous_commit', 'off', true) as lazily
       from {schema}.exception_queue_{stream}
@@ -206,6 +213,20 @@ with due as materialized (
      order by can_run_after
      limit %(limit)s
        for update skip locked
+),
+unread as materialized (
+    select message_id, message_key, concurrency, alone, can_run_after
+      from {schema}.exception_queue_{stream}
+     where group_id = %(group_id)s
+       and state = 'unread'
+       and schema_version = any(%(versions)s::int[])
+     limit %(limit)s
+       for update skip locked
+),
+due as materialized (
+    select message_id, message_key, concurrency, alone, can_run_after from retries
+     union all
+    select message_id, message_key, concurrency, alone, can_run_after from unread
 ),
 first_of_key as materialized (
     select distinct on (d.message_key) d.message_id, d.message_key, d.alone
@@ -217,7 +238,7 @@ first_of_key as materialized (
                              where e.group_id = %(group_id)s
                                and e.message_key = d.message_key
                                and e.concurrency = 'ordered'
-                               and e.state in ('ready', 'inflight', 'deferred')
+                               and e.state in ('ready', 'inflight', 'deferred', 'unread')
                                and e.message_id < d.message_id))
      order by d.message_key, d.message_id
 ),
@@ -252,7 +273,7 @@ followers as materialized (
                         where o.group_id = %(group_id)s
                           and o.message_key = f.message_key
                           and o.concurrency is not null
-                          and o.state in ('ready', 'inflight')
+                          and o.state in ('ready', 'inflight', 'unread')
                           and o.message_id <> f.message_id)
      order by e.message_key, e.message_id
      limit %(followers)s
@@ -267,7 +288,7 @@ taken as (
      where e.group_id = %(group_id)s
        -- Arrays, since for a join the planner may read all the dead rows of the group.
        and e.message_id = any(array(select message_id from heads union all select message_id from followers))
-       and e.state in ('ready', 'deferred')
+       and e.state in ('ready', 'deferred', 'unread')
     returning e.message_id, e.failures, e.delays, e.concurrency, e.alone
 ),
 waiting as (
@@ -297,7 +318,7 @@ returning message_id, set_config('synchronous_commit', 'off', true)
 update {schema}.exception_queue_{stream} e
    set state = case
            when f.outcome = 'dead' or f.outcome = 'failed' and e.failures + 1 > g.max_retries then 'dead'
-           when f.outcome = 'deferred' then 'deferred'
+           when f.outcome in ('deferred', 'unread') then f.outcome
            else 'ready'
        end,
        failures = e.failures + (f.outcome in ('failed', 'dead'))::int,
@@ -305,6 +326,7 @@ update {schema}.exception_queue_{stream} e
        can_run_after = clock_timestamp() + make_interval(secs => case f.outcome
            when 'delayed' then f.pause
            when 'deferred' then 0
+           when 'unread' then 0
            -- The exponent is bounded, so that no number of failures overflows.
            else least(extract(epoch from g.retry_cap)::float8,
                       extract(epoch from g.retry_base)::float8 * power(g.retry_exponent, least(e.failures, 100)))
@@ -313,8 +335,8 @@ update {schema}.exception_queue_{stream} e
        instance_id = null,
        token = null,
        started = false,
-       error_type = case when f.outcome = 'deferred' then e.error_type else f.error_type end,
-       error = case when f.outcome = 'deferred' then e.error else f.error end,
+       error_type = case when f.outcome in ('deferred', 'unread') then e.error_type else f.error_type end,
+       error = case when f.outcome in ('deferred', 'unread') then e.error else f.error end,
        updated_at = now()
   from unnest(%(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
               %(error_types)s::text[], %(errors)s::text[])
@@ -404,3 +426,12 @@ update {schema}.claim_lease
  where token = %(token)s
    and instance_id = %(instance_id)s
 returning token, set_config('synchronous_commit', 'off', true)
+
+-- name: list_unread_versions
+-- Read of which versions messages wait for a process that can read them, and how many.
+select schema_version, count(*) as waiting, min(message_id) as first_id, min(updated_at) as since
+  from {schema}.exception_queue_{stream}
+ where group_id = %(group_id)s
+   and state = 'unread'
+ group by schema_version
+ order by schema_version

@@ -60,8 +60,8 @@ select distinct i.id, i.hostname, i.pid, i.started_at, i.expires_at
  order by i.id
 
 -- name: poll
--- Ask in one go, for the groups of one stream: is there anything to claim, to take over or to free, and when is the
--- next retry due (in seconds, null for none)?
+-- Ask in one go, for the groups of one stream: is there anything to claim, to take over or to free, when is the
+-- next retry due (in seconds, null for none), and which versions wait for a process that can read them?
 select c.group_id,
        g.concurrency <> 'parallel' or s.keyed as gated,
        -- In order: `exists` drops an order, and may read through what is claimed.
@@ -80,7 +80,27 @@ select c.group_id,
        (select extract(epoch from min(e.can_run_after) - now())::double precision
           from {schema}.exception_queue_{stream} e
          where e.group_id = c.group_id
-           and e.state = 'ready') as due_in
+           and e.state = 'ready') as due_in,
+       -- From one version to the next, however many messages wait.
+       array(with recursive waiting (schema_version) as (
+                 (select e.schema_version
+                    from {schema}.exception_queue_{stream} e
+                   where e.group_id = c.group_id
+                     and e.state = 'unread'
+                   order by e.schema_version
+                   limit 1)
+                  union all
+                 select (select e.schema_version
+                           from {schema}.exception_queue_{stream} e
+                          where e.group_id = c.group_id
+                            and e.state = 'unread'
+                            and e.schema_version > w.schema_version
+                          order by e.schema_version
+                          limit 1)
+                   from waiting w
+                  where w.schema_version is not null
+             )
+             select schema_version from waiting where schema_version is not null) as unread
   from {schema}.consumer_group_cursor c
   join {schema}.consumer_group_config g on g.id = c.group_id
   join {schema}.stream_config s on s.id = g.stream_id

@@ -16,7 +16,7 @@ with lease as materialized (
      where token = %(token)s
 ),
 keyed as materialized (
-    select m.id, m.message_key, coalesce(m.options ->> 'concurrency', g.concurrency) as concurrency
+    select m.id, m.schema_version, m.message_key, coalesce(m.options ->> 'concurrency', g.concurrency) as concurrency
       from lease l
       join {schema}.message_log_{stream} m
         on m.id > l.resolved
@@ -38,7 +38,7 @@ behind as materialized (
                     where e.group_id = %(group_id)s
                       and e.message_key = k.message_key
                       and e.concurrency = 'ordered'
-                      and e.state in ('ready', 'inflight', 'deferred')
+                      and e.state in ('ready', 'inflight', 'deferred', 'unread')
                       and e.message_id < k.id)
 ),
 acquired as (
@@ -60,8 +60,8 @@ acquired as (
 ),
 deferred as (
     insert into {schema}.exception_queue_{stream}
-           (group_id, message_id, state, can_run_after, message_key, concurrency)
-    select %(group_id)s, id, 'deferred', now(), message_key, concurrency
+           (group_id, message_id, state, can_run_after, schema_version, message_key, concurrency)
+    select %(group_id)s, id, 'deferred', now(), schema_version, message_key, concurrency
       from keyed
      where message_key not in (select message_key from acquired)
     returning message_id
@@ -97,7 +97,7 @@ with next_of_key as (
             where e.group_id = %(group_id)s
               and e.message_key = k.message_key
               and e.concurrency is not null
-              and e.state in ('ready', 'inflight', 'deferred')
+              and e.state in ('ready', 'inflight', 'deferred', 'unread')
               and (e.state = 'deferred' or e.concurrency = 'ordered')
             order by e.message_id
             limit 1) as n
@@ -166,7 +166,7 @@ select b.message_key, b.waiting, b.first_id, f.message_id as blocked_by, f.state
         where e.group_id = %(group_id)s
           and e.message_key = b.message_key
           and e.concurrency is not null
-          and e.state in ('ready', 'inflight')
+          and e.state in ('ready', 'inflight', 'unread')
         order by e.message_id
         limit 1) as f on true
   left join {schema}.message_key_lease h

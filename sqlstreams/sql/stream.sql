@@ -146,3 +146,39 @@ select m.head,
 -- name: find_position
 -- Read the id behind which a reader begins at a time, or at the head; see read_settled_head for what it is told.
 select {schema}.settled_position({stream}, %(at)s, %(head)s, %(held_for)s) as id
+
+-- name: list_versions
+-- Read which groups have messages of which version left. Reads the log from the slowest group's committed cursor on.
+with reading as (
+    select g.id, g.name, least(c.claimed, (select min(l.resolved)
+                                             from {schema}.claim_lease l
+                                            where l.group_id = g.id)) as committed
+      from {schema}.consumer_group_config g
+      join {schema}.consumer_group_cursor c on c.group_id = g.id
+     where g.stream_id = %(stream_id)s
+),
+left_over as (
+    select r.name as group_name, m.schema_version, 1 as waiting, 0 as unread, 0 as dead
+      from reading r
+      join {schema}.message_log_{stream} m on m.id > r.committed
+     where not exists (select
+                         from {schema}.exception_queue_{stream} e
+                        where e.group_id = r.id
+                          and e.message_id = m.id)
+     union all
+    select r.name, e.schema_version, (e.state not in ('dead', 'superseded'))::int, (e.state = 'unread')::int,
+           (e.state = 'dead')::int
+      from reading r
+      join {schema}.exception_queue_{stream} e on e.group_id = r.id
+),
+used as (
+    select group_name, schema_version, sum(waiting) as waiting, sum(unread) as unread, sum(dead) as dead
+      from left_over
+     group by group_name, schema_version
+)
+select coalesce(p.schema_version, u.schema_version) as schema_version, p.registered_at, u.group_name,
+       coalesce(u.waiting, 0)::bigint as waiting, coalesce(u.unread, 0)::bigint as unread,
+       coalesce(u.dead, 0)::bigint as dead
+  from (select schema_version, registered_at from {schema}.payload_schema where stream_id = %(stream_id)s) as p
+  full join used u on u.schema_version = p.schema_version
+ order by 1, u.group_name

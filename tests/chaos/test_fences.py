@@ -63,7 +63,14 @@ class World:
 
     def claim_exceptions(self, instance_id: int, token: UUID) -> statements.Statement[tuple[Any, ...]]:
         return statements.claim_exceptions(
-            self.family, group_id=self.group_id, instance_id=instance_id, token=token, limit=10, free=10, followers=100
+            self.family,
+            group_id=self.group_id,
+            instance_id=instance_id,
+            token=token,
+            limit=10,
+            free=10,
+            followers=100,
+            versions=[],
         )
 
     def take_over(self, instance_id: int, token: UUID) -> statements.Statement[tuple[Any, ...]]:
@@ -83,6 +90,7 @@ class World:
             instance_id=instance_id,
             tokens=[token] * len(message_ids),
             failures=failures(message_ids),
+            schema_versions=[1] * len(message_ids),
             message_keys=[None] * len(message_ids),
             concurrencies=[None] * len(message_ids),
         )

@@ -1,7 +1,7 @@
 """Every statement fits the migrated schema, and the hot ones touch no more rows than they are asked for.
 
 The plans are looked at on a log of 100,000 messages in ten partitions, nearly all of them claimed, with 50 groups and
-50,000 dead messages; before and after ANALYZE; planned for their parameters and for any.
+50,000 dead and 10,000 unread messages; before and after ANALYZE; planned for their parameters and for any.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ ARGUMENTS: dict[str, Any] = {
     "routing_keys": None,
     "schema": "sqlstreams",
     "schema_version": 1,
+    "schema_versions": [1, 2],
     "scope": "system",
     "settled": 0,
     "start_at": "head",
@@ -80,6 +81,7 @@ ARGUMENTS: dict[str, Any] = {
     "tokens": [TOKEN, UUID(int=2)],
     "ttl": 15.0,
     "version": 99,
+    "versions": [2],
     "xact": 3,
 }
 DDL = {"create_schema", "create_migration_log", "drop_family"}
@@ -140,7 +142,7 @@ def test_no_statement_selects_whatever_there_is(name: str) -> None:
 
 # Plans
 
-MESSAGES, GROUPS, DEAD, IN_FLIGHT, PARTITION = 100_000, 50, 50_000, 100, 10_000
+MESSAGES, GROUPS, DEAD, IN_FLIGHT, UNREAD, PARTITION = 100_000, 50, 50_000, 100, 10_000, 10_000
 CLAIMED = 98_500
 
 
@@ -179,6 +181,8 @@ def _fill(connection: psycopg.Connection) -> None:
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, token, can_run_after)
             select 1, {DEAD} + 1000 + n, 'inflight', gen_random_uuid(), now()
               from generate_series(1, {IN_FLIGHT}) as n""",
+        f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, schema_version, can_run_after)
+            select 1, {DEAD} + 2000 + n, 'unread', 4 + n % 2, now() from generate_series(1, {UNREAD}) as n""",
         """insert into sqlstreams.consumer_instance (token, hostname, pid, library, expires_at)
            select gen_random_uuid(), 'h', n, '1', now() + interval '1 hour' from generate_series(1, 20) as n""",
         f"""insert into sqlstreams.claim_lease (token, group_id, instance_id, low, high, resolved)
@@ -301,11 +305,21 @@ def test_taking_over_reads_the_range_alone(full_url: str, generic: bool) -> None
 @pytest.mark.parametrize("limit", [1, 100])
 def test_claiming_exceptions_reads_no_dead_ones(full_url: str, generic: bool, limit: int) -> None:
     statement = statements.claim_exceptions(
-        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=limit, free=limit, followers=100
+        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=limit, free=limit, followers=100, versions=[2, 3]
     )
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
     assert limit <= plan.rows <= 4 * limit + 10
+
+
+@modes
+def test_claiming_what_was_unread_reads_that_of_the_versions_asked_for(full_url: str, generic: bool) -> None:
+    statement = statements.claim_exceptions(
+        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=100, free=100, followers=100, versions=[2, 5]
+    )
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert 200 <= plan.rows <= 8 * 100 + 10
 
 
 @modes

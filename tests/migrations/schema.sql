@@ -79,6 +79,7 @@ view consumer_group_status
     ready bigint  -- failed or delayed messages that wait for their next delivery
     inflight bigint  -- such messages that are being delivered
     deferred bigint  -- messages that wait for an earlier one of their key
+    unread bigint  -- messages of a schema version that no process could read so far
     dead bigint  -- messages whose retries are spent, or that can never succeed
     reclaims bigint  -- how often work was taken over from a process that died
  SELECT s.name AS stream,
@@ -94,6 +95,7 @@ view consumer_group_status
     b.ready,
     b.inflight,
     b.deferred,
+    b.unread,
     b.dead,
     ( SELECT count(*) AS count
            FROM sqlstreams.reclaim_log r
@@ -108,7 +110,7 @@ view consumer_group_status
            FROM sqlstreams.claim_lease
           WHERE claim_lease.group_id = g.id) l
      CROSS JOIN LATERAL ( SELECT LEAST(c.claimed, l.resolved) AS committed) p
-     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, deferred, dead);
+     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, deferred, unread, dead);
 
 table consumer_instance with (fillfactor=50)
     id bigint not null generated always as identity
@@ -131,6 +133,7 @@ table exception_queue_1 with (fillfactor=70)
     failures integer not null default 0
     delays integer not null default 0
     can_run_after timestamp with time zone not null
+    schema_version integer not null default 1
     instance_id bigint
     token uuid
     message_key text
@@ -144,12 +147,13 @@ table exception_queue_1 with (fillfactor=70)
     constraint exception_queue_1_check CHECK (((state = 'inflight'::text) = (token IS NOT NULL)))
     constraint exception_queue_1_concurrency_check CHECK ((concurrency = ANY (ARRAY['exclusive'::text, 'ordered'::text])))
     constraint exception_queue_1_pkey PRIMARY KEY (group_id, message_id)
-    constraint exception_queue_1_state_check CHECK ((state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'dead'::text, 'superseded'::text])))
+    constraint exception_queue_1_state_check CHECK ((state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text, 'dead'::text, 'superseded'::text])))
 CREATE INDEX exception_queue_1_dead ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'dead'::text)
 CREATE INDEX exception_queue_1_due ON sqlstreams.exception_queue_1 USING btree (group_id, can_run_after) WHERE (state = 'ready'::text)
 CREATE INDEX exception_queue_1_inflight ON sqlstreams.exception_queue_1 USING btree (group_id, instance_id) WHERE (state = 'inflight'::text)
-CREATE INDEX exception_queue_1_keys ON sqlstreams.exception_queue_1 USING btree (group_id, message_key, message_id) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text])))
+CREATE INDEX exception_queue_1_keys ON sqlstreams.exception_queue_1 USING btree (group_id, message_key, message_id) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text])))
 CREATE UNIQUE INDEX exception_queue_1_pkey ON sqlstreams.exception_queue_1 USING btree (group_id, message_id)
+CREATE INDEX exception_queue_1_unread ON sqlstreams.exception_queue_1 USING btree (group_id, schema_version) WHERE (state = 'unread'::text)
 
 table message_key_lease with (fillfactor=70)
     group_id bigint not null
@@ -362,7 +366,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT deferred bigint, OUT dead bigint)
+CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT deferred bigint, OUT unread bigint, OUT dead bigint)
  RETURNS record
  LANGUAGE plpgsql
  STABLE
@@ -372,9 +376,9 @@ begin
         'sqlstreams', 'message_log_' || of_stream) into lag_time using committed;
     execute pg_catalog.format(
         'select count(*) filter (where state = ''ready''), count(*) filter (where state = ''inflight''),'
-        '       count(*) filter (where state = ''deferred''),'
+        '       count(*) filter (where state = ''deferred''), count(*) filter (where state = ''unread''),'
         '       count(*) filter (where state = ''dead'') from %I.%I where group_id = $1',
-        'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, deferred, dead using of_group;
+        'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, deferred, unread, dead using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end
 $function$

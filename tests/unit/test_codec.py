@@ -409,6 +409,15 @@ def test_a_type_that_takes_any_json_has_no_shape(payload_type: Any) -> None:
     assert Codec(payload_type).json_schema() is None
 
 
+# Called so that a type may be made on the spot.
+LIST: Any = list
+DICT: Any = dict
+
+
+def _line(**fields: type) -> Any:
+    return msgspec.defstruct("Line", list(fields.items()))
+
+
 def _change(old: list[Any], new: list[Any]) -> str:
     schemas = [Codec(msgspec.defstruct("T", each)).json_schema() for each in (old, new)]
     assert schemas[0] is not None
@@ -427,6 +436,11 @@ def _change(old: list[Any], new: list[Any]) -> str:
         ([("a", date)], [("a", str)], "'a' was date, is string"),
         ([("a", int), ("z", int)], [("b", int), ("z", str)], "'b' was added; 'a' was removed; 'z' was integer, is str"),
         ([("a", Numbered)], [("a", Painted)], "'a' was Numbered, is Painted"),
+        ([("a", _line(b=int))], [("a", _line(b=str))], "'a.b' was integer, is string"),
+        ([("a", LIST[_line(b=int)])], [("a", LIST[_line(b=int, c=int)])], "'a[].c' was added"),
+        ([("a", DICT[str, _line(b=int, c=int)])], [("a", DICT[str, _line(c=int)])], "'a{}.b' was removed"),
+        ([("a", _line(b=int) | None)], [("a", _line(b=int, c=int) | None)], "'a.c' was added"),
+        ([], [("a", _line(b=int))], "'a' was added"),
     ],
 )
 def test_a_change_is_told_in_words(old: list[Any], new: list[Any], words: str) -> None:
