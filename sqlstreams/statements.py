@@ -145,6 +145,7 @@ class Polled(Struct, frozen=True):
     fresh: bool
     loose: bool
     orphaned: bool
+    keys_left: bool
     due_in: float | None
     unread: list[int]
 

@@ -258,6 +258,8 @@ class Consumption:
         self._fresh |= found.fresh
         self._loose |= found.loose
         self._orphaned |= found.orphaned
+        if found.keys_left:
+            self._swept_at = -_SWEEP_EVERY
         if found.due_in is not None:
             self._retry_in(found.due_in)
         self._unread = self._reader.among(found.unread)

@@ -77,6 +77,15 @@ select c.group_id,
                 where e.group_id = c.group_id
                   and e.state = 'inflight'
                   and (i.id is null or i.expires_at < now())) as orphaned,
+       exists (select
+                 from {schema}.message_key_lease h
+                where h.group_id = c.group_id
+                  and h.instance_id is null)
+       or exists (select
+                    from {schema}.consumer_instance i
+                    join {schema}.message_key_lease h on h.instance_id = i.id
+                   where i.expires_at < now()
+                     and h.group_id = c.group_id) as keys_left,
        (select extract(epoch from min(e.can_run_after) - now())::double precision
           from {schema}.exception_queue_{stream} e
          where e.group_id = c.group_id
