@@ -33,13 +33,13 @@ def _first_ends(processes: Sequence[Process], keys: int) -> dict[int, list[int]]
 
 
 async def test_order_holds_when_processes_are_killed(client: AsyncClient, start: Start) -> None:
-    group = await _ordered_group(client, messages=400, keys=8)
-    processes = [start(seconds=0.01, concurrency=4, prefetch=25) for _ in range(3)]
+    group = await _ordered_group(client, messages=600, keys=8)
+    processes = [start(seconds=0.03, concurrency=4, prefetch=25) for _ in range(3)]
     for victim in processes[:2]:
-        await eventually(lambda victim=victim: len(victim.ids()) >= 20)  # type: ignore[misc]
+        await eventually(lambda victim=victim: victim.ids() != [])  # type: ignore[misc]
         victim.send(signal.SIGKILL)
-        processes.append(start(seconds=0.01, concurrency=4, prefetch=25))
-    await eventually(lambda: {each for process in processes for each in process.ids()} == set(range(1, 401)), within=60)
+        processes.append(start(seconds=0.03, concurrency=4, prefetch=25))
+    await eventually(lambda: {each for process in processes for each in process.ids()} == set(range(1, 601)), within=60)
     await all_is_done(group)
     for ids in _first_ends(processes, 8).values():
         assert ids == sorted(ids)
