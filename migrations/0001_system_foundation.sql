@@ -38,6 +38,7 @@ create table {schema}.consumer_group_config (
     retry_exponent double precision not null check (retry_exponent between 1 and 10),
     retry_cap      interval not null check (retry_cap >= retry_base),
     concurrency    text not null check (concurrency in ('parallel', 'exclusive', 'ordered')),
+    delivery_log   text not null check (delivery_log in ('failures', 'off')),
     start_at       text not null,
     created_at     timestamptz not null default now(),
     updated_at     timestamptz not null default now(),
@@ -247,6 +248,25 @@ begin
 end
 $sqlstreams$;
 
+-- The dead letters of one group, for the view.
+create function {schema}.group_dead_letters(
+    of_stream bigint, of_group bigint,
+    out message_id bigint, out message_key text, out error_type text, out error text, out failures integer,
+    out delays integer, out first_failed_at timestamptz, out dead_since timestamptz, out created_at timestamptz,
+    out payload json)
+returns setof record
+language plpgsql stable as $sqlstreams$
+begin
+    return query execute pg_catalog.format(
+        'select e.message_id, m.message_key, e.error_type, e.error, e.failures, e.delays, e.first_failed_at,'
+        '       e.updated_at, m.created_at, m.payload'
+        '  from %I.%I e left join %I.%I m on m.id = e.message_id'
+        ' where e.group_id = $1 and e.state = ''dead'' order by e.message_id',
+        {schema_literal}, 'exception_queue_' || of_stream, {schema_literal}, 'message_log_' || of_stream)
+      using of_group;
+end
+$sqlstreams$;
+
 create view {schema}.stream_status as
 select s.name,
        s.id,
@@ -291,6 +311,37 @@ select s.name as stream,
         where group_id = g.id) as l
  cross join lateral (select least(c.claimed, l.resolved) as committed) as p
  cross join lateral {schema}.group_backlog(s.id, g.id, p.committed) as b;
+
+create view {schema}.dead_letters as
+select s.name as stream,
+       g.name as consumer_group,
+       d.message_id,
+       d.message_key,
+       d.error_type,
+       d.error,
+       d.failures,
+       d.delays,
+       d.first_failed_at,
+       d.dead_since,
+       d.created_at,
+       d.payload
+  from {schema}.consumer_group_config g
+  join {schema}.stream_config s on s.id = g.stream_id
+ cross join lateral {schema}.group_dead_letters(s.id, g.id) as d;
+
+comment on view {schema}.dead_letters is 'Every dead message: its retries are spent, or it can never succeed';
+comment on column {schema}.dead_letters.stream is 'the stream it was produced to';
+comment on column {schema}.dead_letters.consumer_group is 'the group in which it is dead';
+comment on column {schema}.dead_letters.message_id is 'its id';
+comment on column {schema}.dead_letters.message_key is 'its key';
+comment on column {schema}.dead_letters.error_type is 'the class of the last exception';
+comment on column {schema}.dead_letters.error is 'the text of the last exception and its place';
+comment on column {schema}.dead_letters.failures is 'deliveries that failed, since it was redriven if it was';
+comment on column {schema}.dead_letters.delays is 'deliveries that the handler put off';
+comment on column {schema}.dead_letters.first_failed_at is 'when it first did not succeed';
+comment on column {schema}.dead_letters.dead_since is 'when its last delivery failed';
+comment on column {schema}.dead_letters.created_at is 'when it was produced';
+comment on column {schema}.dead_letters.payload is 'what it says; null when the log does not hold it any more';
 
 comment on view {schema}.stream_status is 'Every stream and what its log holds';
 comment on column {schema}.stream_status.name is 'the stream';

@@ -7,18 +7,23 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from sqlstreams import migration, statements
 from sqlstreams.codec import Codec, describe_change, fingerprint
 from sqlstreams.errors import DestroyRefused, InvalidInput, NotFound, NotInstalled, PayloadShapeChanged
 from sqlstreams.model import (
     BlockedKey,
+    DeadLetter,
+    DeadLetterDetail,
+    DeliveryRecord,
     GroupInfo,
     GroupStatus,
     Holder,
     Instance,
     MigrationStep,
     Reclaim,
+    Redriven,
     ServerStatus,
     StoredMessage,
     StreamInfo,
@@ -28,7 +33,7 @@ from sqlstreams.model import (
     UnreadVersion,
     VersionUse,
 )
-from sqlstreams.options import GroupOptions, Start, StreamOptions
+from sqlstreams.options import MAX_ID, DeadFilter, GroupOptions, Start, StreamOptions
 from sqlstreams.statements import Act, Applied, Family, NamedStream, SettledHead, ask
 
 _UNSEEN: Final = timedelta(days=1)
@@ -390,6 +395,7 @@ def destroy_group(schema: str, *, stream: str, name: str, allowed: bool) -> Act[
     group = yield from _get_group(schema, info, name)
     yield from ask(statements.delete_group(schema, group_id=group.id))
     yield from ask(statements.delete_exceptions(Family(schema, info.id), group_id=group.id))
+    yield from ask(statements.delete_deliveries(Family(schema, info.id), group_id=group.id))
     yield from _log_group(schema, info, group, "destroyed")
 
 
@@ -426,3 +432,97 @@ def _describe_start(start: Start) -> str:
 
 def _settings(info: object, options: type[Any]) -> Any:
     return options(**{name: getattr(info, name) for name in options.__struct_fields__})
+
+
+# Dead letters
+
+_DEAD_AT_A_TIME: Final = 1_000
+
+
+class Moved(Struct, frozen=True):
+    """How many dead letters one batch moved, and the id behind which the next begins (None: it was the last)."""
+
+    messages: int
+    next_after: int | None
+    first_due: datetime | None = None
+    last_due: datetime | None = None
+
+    def behind(self, earlier: Redriven) -> Redriven:
+        """Return what this batch and the earlier ones are together."""
+        return Redriven(
+            messages=earlier.messages + self.messages,
+            first_due=earlier.first_due or self.first_due,
+            last_due=self.last_due or earlier.last_due,
+        )
+
+
+def list_dead_letters(
+    schema: str, *, stream: str, name: str, meant: DeadFilter, after: int, limit: int
+) -> Act[list[DeadLetter]]:
+    """Read dead letters of a group in the order of their ids, from behind one id on."""
+    family, group_id = yield from _find_group(schema, stream, name)
+    found = yield from ask(
+        statements.find_dead_letters(family, group_id=group_id, meant=meant, after=after, limit=limit)
+    )
+    ids = [each.id for each in found]
+    return (yield from ask(statements.read_dead_letters(family, group_id=group_id, message_ids=ids)))
+
+
+def get_dead_letter(schema: str, *, stream: str, name: str, message_id: int) -> Act[DeadLetterDetail | None]:
+    """Read one dead letter with its message and its deliveries."""
+    family, group_id = yield from _find_group(schema, stream, name)
+    letters = yield from ask(statements.read_dead_letters(family, group_id=group_id, message_ids=[message_id]))
+    if not letters:
+        return None
+    messages = yield from ask(statements.read_messages(family, from_id=message_id, limit=1))
+    deliveries = yield from ask(
+        statements.list_deliveries(family, group_id=group_id, message_id=message_id, limit=MAX_ID)
+    )
+    message = messages[0] if messages and messages[0].id == message_id else None
+    return DeadLetterDetail(letter=letters[0], message=message, deliveries=tuple(deliveries))
+
+
+def list_deliveries(schema: str, *, stream: str, name: str, message_id: int, limit: int) -> Act[list[DeliveryRecord]]:
+    """Read what the history of a group has of one message."""
+    family, group_id = yield from _find_group(schema, stream, name)
+    return (yield from ask(statements.list_deliveries(family, group_id=group_id, message_id=message_id, limit=limit)))
+
+
+def redrive_dead_letters(
+    schema: str, *, stream: str, name: str, meant: DeadFilter, after: int, rate: float | None
+) -> Act[Moved]:
+    """Have the next batch of dead letters delivered again."""
+    family, group_id = yield from _find_group(schema, stream, name)
+    ids, next_after = yield from _next_dead(family, group_id, meant, after)
+    redriven = yield from ask(statements.redrive_dead_letters(family, group_id=group_id, message_ids=ids, rate=rate))
+    return Moved(redriven[0].messages, next_after, redriven[0].first_due, redriven[0].last_due)
+
+
+def discard_dead_letters(
+    schema: str, *, stream: str, name: str, meant: DeadFilter, after: int, reason: str
+) -> Act[Moved]:
+    """Give up the next batch of dead letters."""
+    family, group_id = yield from _find_group(schema, stream, name)
+    ids, next_after = yield from _next_dead(family, group_id, meant, after)
+    discarded = yield from ask(
+        statements.discard_dead_letters(family, group_id=group_id, message_ids=ids, reason=reason)
+    )
+    return Moved(len(discarded), next_after)
+
+
+def _next_dead(family: Family, group_id: int, meant: DeadFilter, after: int) -> Act[tuple[list[int], int | None]]:
+    # Ids only grow from batch to batch, so what dies again meanwhile is not met a second time.
+    found = yield from ask(
+        statements.find_dead_letters(family, group_id=group_id, meant=meant, after=after, limit=_DEAD_AT_A_TIME)
+    )
+    ids = [each.id for each in found]
+    asked_for = meant.ids_behind(after, limit=_DEAD_AT_A_TIME)
+    if asked_for is None:
+        return ids, ids[-1] if len(ids) == _DEAD_AT_A_TIME else None
+    return ids, asked_for[-1] if len(asked_for) == _DEAD_AT_A_TIME else None
+
+
+def _find_group(schema: str, stream: str, name: str) -> Act[tuple[Family, int]]:
+    info = yield from get_stream(schema, name=stream)
+    group = yield from _get_group(schema, info, name)
+    return Family(schema, info.id), group.id

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Generic, Self, TypeVar, overload
 
 import psycopg
@@ -22,6 +23,9 @@ from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
     BlockedKey,
     ConsumerStats,
+    DeadLetter,
+    DeadLetterDetail,
+    DeliveryRecord,
     GroupInfo,
     GroupStatus,
     Instance,
@@ -30,6 +34,7 @@ from sqlstreams.model import (
     RawPayload,
     Receipt,
     Reclaim,
+    Redriven,
     ServerStatus,
     StoredMessage,
     StreamInfo,
@@ -39,7 +44,19 @@ from sqlstreams.model import (
     UnreadVersion,
 )
 from sqlstreams.names import check_name
-from sqlstreams.options import GroupOptions, Start, StreamOptions, check_duration, check_integer, check_start
+from sqlstreams.options import (
+    MAX_ID,
+    DeadFilter,
+    GroupOptions,
+    Start,
+    StreamOptions,
+    check_duration,
+    check_integer,
+    check_number,
+    check_reason,
+    check_start,
+    select_dead,
+)
 from sqlstreams.produce.append import LogRoom, append, append_within
 from sqlstreams.produce.batch import Batch, Encoded, Encoder
 from sqlstreams.produce.group_commit import GroupCommit
@@ -371,6 +388,7 @@ class Consumer(Generic[PayloadT]):
         retry_exponent: float = 2.0,
         retry_cap: timedelta = timedelta(minutes=10),
         concurrency: str = "parallel",
+        delivery_log: str = "failures",
     ) -> Self:
         """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
 
@@ -378,7 +396,8 @@ class Consumer(Generic[PayloadT]):
         message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
         `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
         "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
-        earlier ones of its key are done or dead. Raises `NotFound` without the stream.
+        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is
+        "off". Raises `NotFound` without the stream.
         """
         options = GroupOptions(
             max_retries=max_retries,
@@ -386,6 +405,7 @@ class Consumer(Generic[PayloadT]):
             retry_exponent=retry_exponent,
             retry_cap=retry_cap,
             concurrency=concurrency,
+            delivery_log=delivery_log,
         )
         check_start("start", start)
         self._client._run(
@@ -420,6 +440,129 @@ class Consumer(Generic[PayloadT]):
         return self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
+
+    def dead_letters(
+        self,
+        *,
+        limit: int = 100,
+        after: int | None = None,
+        error: str | None = None,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[DeadLetter]:
+        """Return dead letters of the group in the order of their ids, those behind `after` only.
+
+        `error` is text that occurs in "type: error" of the last delivery, `key` the message's key, and `since`
+        (included) and `until` bound the time of that delivery.
+        """
+        check_integer("limit", limit, low=1, high=100_000)
+        behind = 0 if after is None else check_integer("after", after, low=0, high=MAX_ID)
+        meant = DeadFilter(error=error, key=key, since=since, until=until)
+        return self._client._run(
+            lambda: acts.list_dead_letters(
+                self._schema, stream=self._stream.name, name=self.name, meant=meant, after=behind, limit=limit
+            )
+        )
+
+    def dead_letter(self, message_id: int) -> DeadLetterDetail | None:
+        """Return a dead letter with its message and its deliveries; None when the message is not dead here."""
+        check_integer("message_id", message_id, low=1, high=MAX_ID)
+        return self._client._run(
+            lambda: acts.get_dead_letter(self._schema, stream=self._stream.name, name=self.name, message_id=message_id)
+        )
+
+    def deliveries(self, message_id: int, *, limit: int = 1_000) -> list[DeliveryRecord]:
+        """Return the deliveries of a message that did not succeed, and what was done with the dead letter.
+
+        The history stays when the message is redriven, handled or discarded. It is empty when `delivery_log` is "off".
+        """
+        check_integer("message_id", message_id, low=1, high=MAX_ID)
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(
+            lambda: acts.list_deliveries(
+                self._schema, stream=self._stream.name, name=self.name, message_id=message_id, limit=limit
+            )
+        )
+
+    def redrive(
+        self,
+        message_ids: Iterable[int] | None = None,
+        *,
+        error: str | None = None,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        everything: bool = False,
+        rate: float | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Redriven:
+        """Have dead letters delivered again, with retries as if for the first time; their history stays.
+
+        Takes ids, the filters of `dead_letters`, or `everything`; ids that are not dead are passed over. With `rate`
+        so many a second are due, behind those redriven earlier that still wait; else all at once. A thousand are moved
+        in a transaction, `progress` is called with how many so far, and a call that breaks off may be made again: what
+        was redriven is not dead any more.
+        """
+        meant = select_dead(message_ids, error=error, key=key, since=since, until=until, everything=everything)
+        if rate is not None:
+            check_number("rate", rate, low=0.001, high=1_000_000)
+        redriven = Redriven()
+        after: int | None = 0
+        while after is not None:
+            moved = self._client._run(
+                partial(
+                    acts.redrive_dead_letters,
+                    self._schema,
+                    stream=self._stream.name,
+                    name=self.name,
+                    meant=meant,
+                    after=after,
+                    rate=rate,
+                )
+            )
+            redriven, after = moved.behind(redriven), moved.next_after
+            if progress is not None:
+                progress(redriven.messages)
+        return redriven
+
+    def discard(
+        self,
+        message_ids: Iterable[int] | None = None,
+        *,
+        reason: str,
+        error: str | None = None,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        everything: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Give up dead letters for good; return how many. The history keeps `reason` and the database role.
+
+        Takes ids, the filters of `dead_letters`, or `everything`, and goes on as `redrive` does. The messages stay in
+        the log.
+        """
+        meant = select_dead(message_ids, error=error, key=key, since=since, until=until, everything=everything)
+        check_reason("reason", reason)
+        discarded = 0
+        after: int | None = 0
+        while after is not None:
+            moved = self._client._run(
+                partial(
+                    acts.discard_dead_letters,
+                    self._schema,
+                    stream=self._stream.name,
+                    name=self.name,
+                    meant=meant,
+                    after=after,
+                    reason=reason,
+                )
+            )
+            discarded, after = discarded + moved.messages, moved.next_after
+            if progress is not None:
+                progress(discarded)
+        return discarded
 
     def unread_versions(self) -> list[UnreadVersion]:
         """Return of which schema versions messages wait for a process of the group that can read them."""

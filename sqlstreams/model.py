@@ -100,6 +100,7 @@ class GroupInfo(Struct, frozen=True):
     retry_exponent: float
     retry_cap: timedelta
     concurrency: str
+    delivery_log: str
     start_at: str
     created_at: datetime
     updated_at: datetime
@@ -178,6 +179,58 @@ class BlockedKey(Struct, frozen=True):
     instance_id: int | None
     hostname: str | None
     pid: int | None
+
+
+class DeadLetter(Struct, frozen=True):
+    """A message whose retries are spent in a group, or that can never succeed there.
+
+    `error_type` and `error` are of its last delivery, at `dead_since`. `created_at` is None when the log does not hold
+    the message any more.
+    """
+
+    id: int
+    key: str | None
+    error_type: str | None
+    error: str | None
+    failures: int
+    delays: int
+    first_failed_at: datetime
+    dead_since: datetime
+    created_at: datetime | None
+
+
+class DeliveryRecord(Struct, frozen=True):
+    """What became of one delivery of a message, or what somebody did with the dead letter.
+
+    `outcome` is "failed", "delayed", "died" (with its process) or "dead" (the last one), with the process that had it;
+    or "redriven" or "discarded", with the role that did it and the reason as `error`. `attempt` begins at 1 again after
+    a redrive.
+    """
+
+    attempt: int
+    outcome: str
+    error_type: str | None
+    error: str | None
+    hostname: str | None
+    pid: int | None
+    changed_by: str | None
+    at: datetime
+
+
+class DeadLetterDetail(Struct, frozen=True):
+    """A dead letter with the message as it lies in the log (None when that holds it no more) and its deliveries."""
+
+    letter: DeadLetter
+    message: StoredMessage | None
+    deliveries: tuple[DeliveryRecord, ...]
+
+
+class Redriven(Struct, frozen=True):
+    """How many dead letters are to be delivered again, and when the first and the last of them are due."""
+
+    messages: int = 0
+    first_due: datetime | None = None
+    last_due: datetime | None = None
 
 
 class UnreadVersion(Struct, frozen=True):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from sqlstreams.errors import InvalidInput
+from sqlstreams.names import ERROR_TEXT_LIMIT, check_key, encode_text
 
 Start = Literal["beginning", "head"] | int | datetime
 """Where a new group begins: the first kept message, behind the last one, after an id, or at a time."""
 
 CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
+DELIVERY_LOGS: Final = ("failures", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
+_MOST_IDS: Final = 100_000
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -34,7 +39,8 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
     The pause after failure n is `retry_base × retry_exponent^(n-1)`, at most `retry_cap`, of which a random half is
     taken off so that failures of one moment spread out. `concurrency` says what messages of one key may do: run in
     `parallel`, one at a time (`exclusive`), or in order as well (`ordered`), where a message waits until the earlier
-    ones of its key are done or dead.
+    ones of its key are done or dead. `delivery_log` says what the history keeps: `failures` keeps every delivery that
+    did not succeed, and what became of dead letters; `off` keeps nothing.
     """
 
     max_retries: int = 10
@@ -42,13 +48,86 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
     retry_exponent: float = 2.0
     retry_cap: timedelta = timedelta(minutes=10)
     concurrency: str = "parallel"
+    delivery_log: str = "failures"
 
     def __post_init__(self) -> None:
         check_concurrency("concurrency", self.concurrency)
+        check_choice("delivery_log", self.delivery_log, DELIVERY_LOGS)
         check_integer("max_retries", self.max_retries, low=0, high=1_000_000)
         check_duration("retry_base", self.retry_base, low=timedelta(0), high=_LONGEST)
         check_duration("retry_cap", self.retry_cap, low=self.retry_base, high=_LONGEST)
         check_number("retry_exponent", self.retry_exponent, low=1.0, high=10.0)
+
+
+class DeadFilter(Struct, frozen=True, kw_only=True):
+    """Which dead letters are meant: those that pass every filter that is given. The ids are in order, each once."""
+
+    message_ids: tuple[int, ...] | None = None
+    error: str | None = None
+    key: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_error("error", self.error)
+        check_key("key", self.key)
+        for field, at in (("since", self.since), ("until", self.until)):
+            if at is not None:
+                check_time(field, at)
+
+    def ids_behind(self, after: int, *, limit: int) -> list[int] | None:
+        """Return the next of the ids; None where ids are no filter."""
+        if self.message_ids is None:
+            return None
+        first = bisect_right(self.message_ids, after)
+        return list(self.message_ids[first : first + limit])
+
+
+def select_dead(
+    message_ids: Iterable[int] | None,
+    *,
+    error: str | None,
+    key: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    everything: bool,
+) -> DeadFilter:
+    """Return the filter for a change of dead letters; refuse one that selects nothing, or everything and something."""
+    narrowed = any(each is not None for each in (message_ids, error, key, since, until))
+    if narrowed and everything:
+        raise InvalidInput("everything", "must not be given together with ids or filters")
+    if not narrowed and not everything:
+        raise InvalidInput("message_ids", "or a filter must be given, or everything=True")
+    ids = None if message_ids is None else check_message_ids("message_ids", message_ids)
+    return DeadFilter(message_ids=ids, error=error, key=key, since=since, until=until)
+
+
+def check_message_ids(field: str, values: object) -> tuple[int, ...]:
+    """Return `values` in order, each once, when they are up to 100,000 ids."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidInput(field, f"must be several ids, got {type(values).__name__}")
+    ids = sorted({check_integer(field, each, low=1, high=MAX_ID) for each in values})
+    if len(ids) > _MOST_IDS:
+        raise InvalidInput(field, f"must be at most {_MOST_IDS} ids, got {len(ids)}")
+    return tuple(ids)
+
+
+def check_error(field: str, value: object) -> str | None:
+    """Return `value` when it can be looked for in the text of an error, or is None."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"must be a str, got {type(value).__name__}")
+    if not 1 <= len(encode_text(field, value)) <= ERROR_TEXT_LIMIT:
+        raise InvalidInput(field, f"must have 1 to {ERROR_TEXT_LIMIT} bytes")
+    return value
+
+
+def check_reason(field: str, value: object) -> str:
+    """Return `value` when it can be kept as the reason of a change."""
+    if check_error(field, value) is None:
+        raise InvalidInput(field, "must be given")
+    return str(value)
 
 
 def check_integer(field: str, value: object, *, low: int, high: int) -> int:
@@ -80,17 +159,29 @@ def check_duration(field: str, value: object, *, low: timedelta, high: timedelta
 
 def check_concurrency(field: str, value: object) -> str:
     """Return `value` when it says what messages of one key may do: "parallel", "exclusive" or "ordered"."""
-    if value not in CONCURRENCIES:
-        raise InvalidInput(field, f"must be one of {', '.join(CONCURRENCIES)}, got {value!r}")
+    return check_choice(field, value, CONCURRENCIES)
+
+
+def check_choice(field: str, value: object, choices: Sequence[str]) -> str:
+    """Return `value` when it is one of `choices`."""
+    if value not in choices:
+        raise InvalidInput(field, f"must be one of {', '.join(choices)}, got {value!r}")
     return str(value)
+
+
+def check_time(field: str, value: object) -> datetime:
+    """Return `value` when it is an aware datetime."""
+    if not isinstance(value, datetime):
+        raise InvalidInput(field, f"must be a datetime, got {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise InvalidInput(field, f"must be an aware datetime, got the naive {value.isoformat()}")
+    return value
 
 
 def check_start(field: str, value: object) -> Start:
     """Return `value` when it is a position: "beginning", "head", an id of 0 or more, or an aware datetime."""
     if isinstance(value, datetime):
-        if value.utcoffset() is None:
-            raise InvalidInput(field, f"must be an aware datetime, got the naive {value.isoformat()}")
-        return value
+        return check_time(field, value)
     if isinstance(value, int) and not isinstance(value, bool):
         return check_integer(field, value, low=0, high=MAX_ID)
     if value == "beginning":

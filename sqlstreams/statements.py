@@ -14,19 +14,22 @@ from sqlstreams import model, sql
 from sqlstreams.codec import decode_headers
 from sqlstreams.model import (
     BlockedKey,
+    DeadLetter,
+    DeliveryRecord,
     GroupInfo,
     GroupStatus,
     Holder,
     Instance,
     Privileges,
     Reclaim,
+    Redriven,
     ServerSettings,
     StoredMessage,
     StreamInfo,
     StreamStatus,
     UnreadVersion,
 )
-from sqlstreams.options import GroupOptions, StreamOptions
+from sqlstreams.options import MAX_ID, DeadFilter, GroupOptions, StreamOptions
 
 RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
@@ -452,6 +455,10 @@ def delete_exceptions(family: Family, *, group_id: int) -> Statement[Nothing]:
     return _of_family("delete_exceptions", family, _nothing, {"group_id": group_id})
 
 
+def delete_deliveries(family: Family, *, group_id: int) -> Statement[Nothing]:
+    return _of_family("delete_deliveries", family, _nothing, {"group_id": group_id})
+
+
 def log_group(schema: str, *, stream_id: int, group_id: int, action: str, config: bytes) -> Statement[Nothing]:
     parameters = {"stream_id": stream_id, "group_id": group_id, "action": action, "config": config.decode()}
     return _of_system("log_group", schema, _nothing, parameters)
@@ -622,8 +629,15 @@ def complete_exceptions(family: Family, *, group_id: int, token: UUID, message_i
     return _of_family("complete_exceptions", family, _first(Identified, 1), parameters)
 
 
-def return_exceptions(family: Family, *, group_id: int, token: UUID, failures: Failures) -> Statement[Recorded]:
-    parameters = {"group_id": group_id, "token": token, **msgspec.structs.asdict(failures)}
+def return_exceptions(
+    family: Family, *, group_id: int, instance_id: int, token: UUID, failures: Failures
+) -> Statement[Recorded]:
+    parameters = {
+        "group_id": group_id,
+        "instance_id": instance_id,
+        "token": token,
+        **msgspec.structs.asdict(failures),
+    }
     return _of_family("return_exceptions", family, _first(Recorded, 3), parameters)
 
 
@@ -646,6 +660,49 @@ def note_running(
 ) -> Statement[Owned]:
     parameters = {"instance_id": instance_id, "token": token, "message_id": message_id, "resolved": resolved}
     return _of_system("note_running", schema, _first(Owned, 1), parameters)
+
+
+# Dead letters
+
+
+def find_dead_letters(
+    family: Family, *, group_id: int, meant: DeadFilter, after: int, limit: int
+) -> Statement[Identified]:
+    message_ids = meant.ids_behind(after, limit=limit)
+    parameters = {
+        **msgspec.structs.asdict(meant),
+        "group_id": group_id,
+        "message_ids": message_ids,
+        # Ids that were named lie close together or not; either way the index is read between the first and the last.
+        "after": max(after, message_ids[0] - 1) if message_ids else after,
+        "through": message_ids[-1] if message_ids else MAX_ID,
+        "limit": limit,
+    }
+    return _of_family("find_dead_letters", family, Identified, parameters)
+
+
+def read_dead_letters(family: Family, *, group_id: int, message_ids: list[int]) -> Statement[DeadLetter]:
+    parameters = {"group_id": group_id, "message_ids": message_ids}
+    return _of_family("read_dead_letters", family, DeadLetter, parameters)
+
+
+def list_deliveries(family: Family, *, group_id: int, message_id: int, limit: int) -> Statement[DeliveryRecord]:
+    parameters = {"group_id": group_id, "message_id": message_id, "limit": limit}
+    return _of_family("list_deliveries", family, DeliveryRecord, parameters)
+
+
+def redrive_dead_letters(
+    family: Family, *, group_id: int, message_ids: list[int], rate: float | None
+) -> Statement[Redriven]:
+    parameters = {"group_id": group_id, "message_ids": message_ids, "rate": rate}
+    return _of_family("redrive_dead_letters", family, Redriven, parameters)
+
+
+def discard_dead_letters(
+    family: Family, *, group_id: int, message_ids: list[int], reason: str
+) -> Statement[Identified]:
+    parameters = {"group_id": group_id, "message_ids": message_ids, "reason": reason}
+    return _of_family("discard_dead_letters", family, Identified, parameters)
 
 
 # Keys

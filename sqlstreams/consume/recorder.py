@@ -211,7 +211,11 @@ class Recorder:
         if failed:
             recorded = await self._subject.database.query_once(
                 statements.return_exceptions(
-                    self._subject.family, group_id=self._subject.group_id, token=token, failures=_failures(failed)
+                    self._subject.family,
+                    group_id=self._subject.group_id,
+                    instance_id=self._subject.presence.instance_id,
+                    token=token,
+                    failures=_failures(failed),
                 )
             )
             self._count(recorded, failed)

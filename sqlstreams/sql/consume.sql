@@ -115,7 +115,16 @@ charged as (
       join {schema}.message_log_{stream} m on m.id = loose.killer
       join {schema}.consumer_group_config g on g.id = %(group_id)s
     on conflict (group_id, message_id) do nothing
-    returning message_id
+    returning message_id, state, error_type, error
+),
+logged as (
+    insert into {schema}.delivery_log_{stream}
+           (group_id, message_id, attempt, outcome, error_type, error, hostname, pid)
+    select g.id, c.message_id, 1, case c.state when 'dead' then 'dead' else 'died' end, c.error_type, c.error,
+           l.hostname, l.pid
+      from charged c
+      join loose l on l.killer = c.message_id
+      join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log <> 'off'
 ),
 recorded as (
     insert into {schema}.reclaim_log
@@ -170,34 +179,49 @@ marked as (
        set done = l.done || f.message_ids
       from (select token, array_agg(message_id) as message_ids from fresh group by token) as f
      where l.token = f.token
+),
+recorded as (
+    insert into {schema}.exception_queue_{stream}
+           (group_id, message_id, state, failures, delays, can_run_after, schema_version, error_type, error, message_key,
+            concurrency)
+    select g.id,
+           f.message_id,
+           case when f.outcome = 'dead' or f.outcome = 'failed' and g.max_retries = 0 then 'dead'
+                when f.outcome in ('deferred', 'unread') then f.outcome
+                else 'ready'
+           end,
+           (f.outcome in ('failed', 'dead'))::int,
+           (f.outcome = 'delayed')::int,
+           clock_timestamp() + make_interval(secs => case f.outcome
+               when 'delayed' then f.pause
+               when 'deferred' then 0
+               when 'unread' then 0
+               else least(extract(epoch from g.retry_cap), extract(epoch from g.retry_base)) * (0.5 + random() / 2)
+           end),
+           f.schema_version,
+           nullif(f.error_type, ''),
+           nullif(f.error, ''),
+           f.message_key,
+           f.concurrency
+      from fresh f
+      join {schema}.consumer_group_config g on g.id = %(group_id)s
+    on conflict (group_id, message_id) do nothing
+    returning message_id, state, failures, delays, error_type, error, can_run_after
+),
+logged as (
+    insert into {schema}.delivery_log_{stream}
+           (group_id, message_id, attempt, outcome, error_type, error, hostname, pid)
+    select g.id, r.message_id, r.failures + r.delays,
+           case when r.state = 'dead' then 'dead' when r.delays > 0 then 'delayed' else 'failed' end,
+           r.error_type, r.error, i.hostname, i.pid
+      from recorded r
+      join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log <> 'off'
+      left join {schema}.consumer_instance i on i.id = %(instance_id)s
+     where r.state not in ('deferred', 'unread')
 )
-insert into {schema}.exception_queue_{stream}
-       (group_id, message_id, state, failures, delays, can_run_after, schema_version, error_type, error, message_key,
-        concurrency)
-select g.id,
-       f.message_id,
-       case when f.outcome = 'dead' or f.outcome = 'failed' and g.max_retries = 0 then 'dead'
-            when f.outcome in ('deferred', 'unread') then f.outcome
-            else 'ready'
-       end,
-       (f.outcome in ('failed', 'dead'))::int,
-       (f.outcome = 'delayed')::int,
-       clock_timestamp() + make_interval(secs => case f.outcome
-           when 'delayed' then f.pause
-           when 'deferred' then 0
-           when 'unread' then 0
-           else least(extract(epoch from g.retry_cap), extract(epoch from g.retry_base)) * (0.5 + random() / 2)
-       end),
-       f.schema_version,
-       nullif(f.error_type, ''),
-       nullif(f.error, ''),
-       f.message_key,
-       f.concurrency
-  from fresh f
-  join {schema}.consumer_group_config g on g.id = %(group_id)s
-on conflict (group_id, message_id) do nothing
 -- Committed durably: with the range finished after a crash of the server, the row is all that is left of the message.
-returning message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in
+select message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in
+  from recorded
 
 -- name: claim_exceptions
 -- Take rows that are due, the longest due first, and such of `versions` as no process could read that met them. As many as handlers are `free` start at once, and say so; a row that
@@ -315,40 +339,54 @@ returning message_id, set_config('synchronous_commit', 'off', true)
 
 -- name: return_exceptions
 -- Put rows back after a failed or delayed delivery, if they are still ours: charged, and dead when the retries are spent.
-update {schema}.exception_queue_{stream} e
-   set state = case
-           when f.outcome = 'dead' or f.outcome = 'failed' and e.failures + 1 > g.max_retries then 'dead'
-           when f.outcome in ('deferred', 'unread') then f.outcome
-           else 'ready'
-       end,
-       failures = e.failures + (f.outcome in ('failed', 'dead'))::int,
-       delays = e.delays + (f.outcome = 'delayed')::int,
-       can_run_after = clock_timestamp() + make_interval(secs => case f.outcome
-           when 'delayed' then f.pause
-           when 'deferred' then 0
-           when 'unread' then 0
-           -- The exponent is bounded, so that no number of failures overflows.
-           else least(extract(epoch from g.retry_cap)::float8,
-                      extract(epoch from g.retry_base)::float8 * power(g.retry_exponent, least(e.failures, 100)))
-                * (0.5 + random() / 2)
-       end),
-       instance_id = null,
-       token = null,
-       started = false,
-       error_type = case when f.outcome in ('deferred', 'unread') then e.error_type else f.error_type end,
-       error = case when f.outcome in ('deferred', 'unread') then e.error else f.error end,
-       updated_at = now()
-  from unnest(%(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
-              %(error_types)s::text[], %(errors)s::text[])
-    as f (message_id, outcome, pause, error_type, error)
-  join {schema}.consumer_group_config g on g.id = %(group_id)s
- where e.group_id = %(group_id)s
-   and e.message_id = f.message_id
-   and e.message_id = any(%(message_ids)s::bigint[])  -- or all the dead rows of the group may be read for the join
-   and e.state = 'inflight'
-   and e.token = %(token)s
-returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_timestamp())::float8 as due_in,
-          set_config('synchronous_commit', 'off', true)
+with returned as (
+    update {schema}.exception_queue_{stream} e
+       set state = case
+               when f.outcome = 'dead' or f.outcome = 'failed' and e.failures + 1 > g.max_retries then 'dead'
+               when f.outcome in ('deferred', 'unread') then f.outcome
+               else 'ready'
+           end,
+           failures = e.failures + (f.outcome in ('failed', 'dead'))::int,
+           delays = e.delays + (f.outcome = 'delayed')::int,
+           can_run_after = clock_timestamp() + make_interval(secs => case f.outcome
+               when 'delayed' then f.pause
+               when 'deferred' then 0
+               when 'unread' then 0
+               -- The exponent is bounded, so that no number of failures overflows.
+               else least(extract(epoch from g.retry_cap)::float8,
+                          extract(epoch from g.retry_base)::float8 * power(g.retry_exponent, least(e.failures, 100)))
+                    * (0.5 + random() / 2)
+           end),
+           instance_id = null,
+           token = null,
+           started = false,
+           error_type = case when f.outcome in ('deferred', 'unread') then e.error_type else f.error_type end,
+           error = case when f.outcome in ('deferred', 'unread') then e.error else f.error end,
+           updated_at = now()
+      from unnest(%(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
+                  %(error_types)s::text[], %(errors)s::text[])
+        as f (message_id, outcome, pause, error_type, error)
+      join {schema}.consumer_group_config g on g.id = %(group_id)s
+     where e.group_id = %(group_id)s
+       and e.message_id = f.message_id
+       and e.message_id = any(%(message_ids)s::bigint[])  -- or all the dead rows of the group may be read for the join
+       and e.state = 'inflight'
+       and e.token = %(token)s
+    returning e.message_id, e.state, e.failures, e.delays, e.error_type, e.error, e.can_run_after, f.outcome,
+              set_config('synchronous_commit', 'off', true) as lazily
+),
+logged as (
+    insert into {schema}.delivery_log_{stream}
+           (group_id, message_id, attempt, outcome, error_type, error, hostname, pid)
+    select g.id, r.message_id, r.failures + r.delays, case r.state when 'dead' then 'dead' else r.outcome end,
+           r.error_type, r.error, i.hostname, i.pid
+      from returned r
+      join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log <> 'off'
+      left join {schema}.consumer_instance i on i.id = %(instance_id)s
+     where r.outcome not in ('deferred', 'unread')
+)
+select message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in, lazily
+  from returned
 
 -- name: release_exceptions
 -- Put rows back untouched that we took and do not know of or will not handle to an end.
@@ -382,30 +420,44 @@ recorded as (
            (group_id, low, high, resolved, done, from_instance, from_hostname, from_pid, to_instance)
     select %(group_id)s, message_id, message_id, message_id - 1, '{}', id, hostname, pid, null
       from orphaned
+),
+freed as (
+    update {schema}.exception_queue_{stream} e
+       set state = case when not o.started and e.concurrency is not null then 'deferred'
+                        when not o.started then 'ready'
+                        when e.failures + 1 > g.max_retries then 'dead'
+                        else 'ready'
+                   end,
+           failures = e.failures + o.started::int,
+           can_run_after = case when o.started then now() + g.retry_base else now() end,
+           instance_id = null,
+           token = null,
+           started = false,
+           alone = e.alone or not o.started,
+           error_type = case when o.started then 'ProcessDied' else e.error_type end,
+           error = case when o.started then 'the process stopped renewing its lease while it worked on this message'
+                        else e.error end,
+           updated_at = now()
+      from orphaned o
+      join {schema}.consumer_group_config g on g.id = %(group_id)s
+     where e.group_id = %(group_id)s
+       and e.message_id = o.message_id
+       and e.message_id = any(array(select message_id from orphaned))  -- see claim_exceptions
+       and e.token = o.token
+    returning e.message_id, e.state, e.failures, e.delays, e.error_type, e.error, e.can_run_after,
+              o.started, o.hostname, o.pid
+),
+logged as (
+    insert into {schema}.delivery_log_{stream}
+           (group_id, message_id, attempt, outcome, error_type, error, hostname, pid)
+    select g.id, f.message_id, f.failures + f.delays, case f.state when 'dead' then 'dead' else 'died' end,
+           f.error_type, f.error, f.hostname, f.pid
+      from freed f
+      join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log <> 'off'
+     where f.started
 )
-update {schema}.exception_queue_{stream} e
-   set state = case when not o.started and e.concurrency is not null then 'deferred'
-                    when not o.started then 'ready'
-                    when e.failures + 1 > g.max_retries then 'dead'
-                    else 'ready'
-               end,
-       failures = e.failures + o.started::int,
-       can_run_after = case when o.started then now() + g.retry_base else now() end,
-       instance_id = null,
-       token = null,
-       started = false,
-       alone = e.alone or not o.started,
-       error_type = case when o.started then 'ProcessDied' else e.error_type end,
-       error = case when o.started then 'the process stopped renewing its lease while it worked on this message'
-                    else e.error end,
-       updated_at = now()
-  from orphaned o
-  join {schema}.consumer_group_config g on g.id = %(group_id)s
- where e.group_id = %(group_id)s
-   and e.message_id = o.message_id
-   and e.message_id = any(array(select message_id from orphaned))  -- see claim_exceptions
-   and e.token = o.token
-returning e.message_id, e.state, extract(epoch from e.can_run_after - clock_timestamp())::float8 as due_in
+select message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in
+  from freed
 
 -- name: start_exception
 -- Note that the handler of a row that may be a killer starts now.

@@ -1,9 +1,10 @@
 -- name: insert_group
 -- Register a consumer group, unless there is one of this name; a second caller waits for the first to commit.
 insert into {schema}.consumer_group_config
-       (stream_id, name, max_retries, retry_base, retry_exponent, retry_cap, concurrency, start_at)
+       (stream_id, name, max_retries, retry_base, retry_exponent, retry_cap, concurrency, delivery_log,
+        start_at)
 values (%(stream_id)s, %(name)s, %(max_retries)s, %(retry_base)s, %(retry_exponent)s, %(retry_cap)s,
-        %(concurrency)s, %(start_at)s)
+        %(concurrency)s, %(delivery_log)s, %(start_at)s)
 on conflict (stream_id, name) do nothing
 returning id
 
@@ -20,13 +21,14 @@ update {schema}.consumer_group_config
        retry_exponent = %(retry_exponent)s,
        retry_cap = %(retry_cap)s,
        concurrency = %(concurrency)s,
+       delivery_log = %(delivery_log)s,
        updated_at = now()
  where id = %(id)s
 
 -- name: get_group
 -- Read one group of a stream by name.
-select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency, g.start_at,
-       g.created_at, g.updated_at
+select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency,
+       g.delivery_log, g.start_at, g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  where g.stream_id = %(stream_id)s
@@ -34,8 +36,8 @@ select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_expo
 
 -- name: list_groups
 -- Read every group, or those of one stream.
-select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency, g.start_at,
-       g.created_at, g.updated_at
+select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency,
+       g.delivery_log, g.start_at, g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  where %(stream_id)s::bigint is null
@@ -62,6 +64,11 @@ delete from {schema}.consumer_group_config
 -- name: delete_exceptions
 -- Remove a group's exception rows.
 delete from {schema}.exception_queue_{stream}
+ where group_id = %(group_id)s
+
+-- name: delete_deliveries
+-- Remove a group's history of deliveries.
+delete from {schema}.delivery_log_{stream}
  where group_id = %(group_id)s
 
 -- name: log_group

@@ -51,7 +51,8 @@ delete from {schema}.stream_config
 
 -- name: drop_family
 -- Remove a stream's tables with everything in them.
-drop table if exists {schema}.message_log_{stream}, {schema}.exception_queue_{stream}
+drop table if exists {schema}.message_log_{stream}, {schema}.exception_queue_{stream},
+                     {schema}.delivery_log_{stream}
 
 -- name: forget_family
 -- Remove the record of a dropped family's migrations.

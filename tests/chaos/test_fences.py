@@ -158,7 +158,11 @@ def test_a_retry_is_not_completed_with_an_old_token(world: World, before: list[A
 
 def test_a_retry_is_not_charged_with_an_old_token(world: World, before: list[Any]) -> None:
     late = statements.return_exceptions(
-        world.family, group_id=world.group_id, token=world.old_retry, failures=failures([1, 2])
+        world.family,
+        group_id=world.group_id,
+        instance_id=world.old_id,
+        token=world.old_retry,
+        failures=failures([1, 2]),
     )
     assert execute(world.old, late) == []
     assert world.rows() == before
@@ -211,7 +215,10 @@ def test_with_the_token_that_holds_every_statement_takes_effect(world: World) ->
         new, statements.complete_exceptions(family, group_id=group_id, token=world.new_retry, message_ids=[1])
     )
     assert execute(
-        new, statements.return_exceptions(family, group_id=group_id, token=world.new_retry, failures=failures([2]))
+        new,
+        statements.return_exceptions(
+            family, group_id=group_id, instance_id=world.new_id, token=world.new_retry, failures=failures([2])
+        ),
     )
     assert execute(
         new, statements.release_leases(SCHEMA, instance_id=world.new_id, tokens=tokens, resolved=[8], done=[[]])
@@ -236,3 +243,51 @@ def test_a_process_that_is_late_to_renew_takes_nothing_over_from_itself(world: W
     assert execute(world.new, world.take_over(world.new_id, uuid4())) == []
     assert execute(world.new, world.free_exceptions(world.new_id)) == []
     assert world.rows() == before
+
+
+# The history
+
+
+def test_a_row_whose_process_died_is_kept_with_that_process(world: World) -> None:
+    # Given rows 1 and 2, taken from an old process and in flight in a new one that stops renewing
+    new = world.new
+    new.execute("update sqlstreams.consumer_group_config set max_retries = 3")
+    new.execute("update sqlstreams.exception_queue_1 set failures = 3 where message_id = 2")
+    new.execute(
+        "update sqlstreams.consumer_instance set expires_at = now(), hostname = 'gone', pid = 7 where id = %s",
+        [world.new_id],
+    )
+    before = new.execute("select max(id) from sqlstreams.delivery_log_1").fetchone()
+    # When another finds that
+    assert len(execute(new, world.free_exceptions(world.old_id))) == 2
+    # Then each is charged to the one that died
+    kept = new.execute(
+        "select message_id, outcome, error_type, hostname, pid from sqlstreams.delivery_log_1 where id > %s"
+        " order by message_id",
+        before,
+    ).fetchall()
+    assert kept == [(1, "died", "ProcessDied", "gone", 7), (2, "dead", "ProcessDied", "gone", 7)]
+
+
+def test_what_a_process_says_that_lost_its_lease_leaves_no_trace(world: World) -> None:
+    count = "select count(*) from sqlstreams.delivery_log_1"
+    before = world.new.execute(count).fetchone()
+    execute(world.old, world.record_exceptions(world.old_token, world.old_id, [3]))
+    execute(
+        world.old,
+        statements.return_exceptions(
+            world.family,
+            group_id=1,
+            instance_id=world.old_id,
+            token=world.old_retry,
+            failures=failures([1, 2]),
+        ),
+    )
+    assert world.new.execute(count).fetchone() == before
+
+
+def test_a_failure_told_twice_is_kept_once(world: World) -> None:
+    for _ in range(2):
+        execute(world.new, world.record_exceptions(world.new_token, world.new_id, [6]))
+    kept = world.new.execute("select attempt, outcome from sqlstreams.delivery_log_1 where message_id = 6").fetchall()
+    assert kept == [(1, "failed")]

@@ -47,6 +47,9 @@ async def test_the_killer_alone_is_charged_and_dies_within_its_retries(client: A
             await connection.execute("select message_id, state, failures, error_type from sqlstreams.exception_queue_1")
         ).fetchall()
     assert rows == [(killer, "dead", 3, "ProcessDied")]
+    kept = await group.deliveries(killer)
+    assert [each.outcome for each in kept] == ["died", "died", "dead"]
+    assert len({each.pid for each in kept}) == 3
     # Nobody else's delivery was counted as a failure.
     assert {delivery.attempt for process in processes for delivery in process.deliveries("end")} == {1}
 

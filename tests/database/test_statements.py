@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from sqlstreams import Client, statements
-from sqlstreams.options import GroupOptions, StreamOptions
+from sqlstreams.options import DeadFilter, GroupOptions, StreamOptions
 from sqlstreams.produce.batch import JsonArray, prepare_adapters
 from sqlstreams.sql import statement_texts
 from sqlstreams.statements import Failures, Family, Statement
@@ -30,6 +30,7 @@ FAMILY = Family("sqlstreams", 1)
 TOKEN = UUID(int=1)
 ARGUMENTS: dict[str, Any] = {
     "action": "registered",
+    "after": 0,
     "ahead": 0,
     "at": datetime(2026, 1, 1, tzinfo=UTC),
     "breaking": False,
@@ -61,11 +62,14 @@ ARGUMENTS: dict[str, Any] = {
     "limit": 10,
     "message_id": 1,
     "message_ids": [1],
+    "meant": DeadFilter(message_ids=(1, 2), error="no", key="k"),
     "message_keys": ["k", None],
     "name": "notes",
     "new_name": "letters",
     "payloads": JsonArray([b"{}", b"[]"]),
     "pid": 1,
+    "rate": 100.0,
+    "reason": "no",
     "resolved": [1, 2],
     "routing_keys": None,
     "schema": "sqlstreams",
@@ -181,6 +185,9 @@ def _fill(connection: psycopg.Connection) -> None:
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, token, can_run_after)
             select 1, {DEAD} + 1000 + n, 'inflight', gen_random_uuid(), now()
               from generate_series(1, {IN_FLIGHT}) as n""",
+        f"""insert into sqlstreams.delivery_log_1 (group_id, message_id, attempt, outcome)
+            select 1, n, attempt, case attempt when 3 then 'dead' else 'failed' end
+              from generate_series(1, {DEAD}) as n, generate_series(1, 3) as attempt""",
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, schema_version, can_run_after)
             select 1, {DEAD} + 2000 + n, 'unread', 4 + n % 2, now() from generate_series(1, {UNREAD}) as n""",
         """insert into sqlstreams.consumer_instance (token, hostname, pid, library, expires_at)
@@ -195,7 +202,7 @@ def _fill(connection: psycopg.Connection) -> None:
 
 
 class Plan:
-    """What EXPLAIN (ANALYZE) says of the log and the exception queue."""
+    """What EXPLAIN (ANALYZE) says of the log, the exception queue and the history."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.nodes = [node for node in _walk(plan) if node["Actual Loops"] and _is_big(node)]
@@ -225,7 +232,7 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _is_big(node: dict[str, Any]) -> bool:
     name, kind = str(node.get("Relation Name", "")), str(node["Node Type"])
-    return kind.endswith("Scan") and name.startswith(("message_log", "exception_queue"))
+    return kind.endswith("Scan") and name.startswith(("message_log", "exception_queue", "delivery_log"))
 
 
 def _explain(url: str, statement: Statement[Any], *, generic: bool) -> Plan:
@@ -358,7 +365,7 @@ def test_giving_exceptions_back_reads_those_rows_or_all_in_flight(full_url: str,
     failures = Failures(ids, ["failed"] * rows, [0.0] * rows, ["E"] * rows, ["no"] * rows)
     for statement in (
         statements.complete_exceptions(FAMILY, group_id=1, token=TOKEN, message_ids=ids),
-        statements.return_exceptions(FAMILY, group_id=1, token=TOKEN, failures=failures),
+        statements.return_exceptions(FAMILY, group_id=1, instance_id=2, token=TOKEN, failures=failures),
         statements.release_exceptions(FAMILY, group_id=1, instance_id=2, known=[TOKEN]),
     ):
         plan = _explain(full_url, statement, generic=generic)
@@ -371,6 +378,48 @@ def test_freeing_exceptions_reads_the_orphaned_ones(full_url: str, generic: bool
     plan = _explain(full_url, statements.free_exceptions(FAMILY, group_id=1, instance_id=2), generic=generic)
     assert plan.scanned_through == []
     assert 100 <= plan.rows <= 210
+
+
+@modes
+@pytest.mark.parametrize("after", [0, 40_000])
+def test_a_page_of_dead_letters_is_read_from_their_own_index(full_url: str, generic: bool, after: int) -> None:
+    statement = statements.find_dead_letters(FAMILY, group_id=1, meant=DeadFilter(), after=after, limit=100)
+    plan = _explain(full_url, statement, generic=generic)
+    assert {node.get("Index Name") for node in plan.nodes} == {"exception_queue_1_dead"}
+    assert plan.rows == 100
+
+
+@modes
+def test_dead_letters_that_are_named_are_read_alone(full_url: str, generic: bool) -> None:
+    meant = DeadFilter(message_ids=tuple(range(25_000, 25_100)))
+    for statement, per_letter in (
+        (statements.find_dead_letters(FAMILY, group_id=1, meant=meant, after=0, limit=1_000), 1),
+        (statements.read_dead_letters(FAMILY, group_id=1, message_ids=list(meant.message_ids or ())), 2),
+    ):
+        plan = _explain(full_url, statement, generic=generic)
+        assert plan.scanned_through == [], statement.name
+        assert 100 <= plan.rows <= 100 * per_letter + 10, statement.name
+
+
+@modes
+@pytest.mark.parametrize("rate", [None, 100.0])
+def test_moving_dead_letters_reads_those_alone(full_url: str, generic: bool, rate: float | None) -> None:
+    ids = list(range(25_000, 25_100))
+    for statement in (
+        statements.redrive_dead_letters(FAMILY, group_id=1, message_ids=ids, rate=rate),
+        statements.discard_dead_letters(FAMILY, group_id=1, message_ids=ids, reason="no"),
+    ):
+        plan = _explain(full_url, statement, generic=generic)
+        assert plan.scanned_through == [], statement.name
+        assert 200 <= plan.rows <= 210, statement.name
+
+
+@modes
+def test_the_history_of_a_message_is_read_alone(full_url: str, generic: bool) -> None:
+    statement = statements.list_deliveries(FAMILY, group_id=1, message_id=25_000, limit=1_000)
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert plan.rows == 3
 
 
 @modes

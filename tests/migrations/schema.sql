@@ -27,11 +27,13 @@ table consumer_group_config
     retry_exponent double precision not null
     retry_cap interval not null
     concurrency text not null
+    delivery_log text not null
     start_at text not null
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
     constraint consumer_group_config_check CHECK ((retry_cap >= retry_base))
     constraint consumer_group_config_concurrency_check CHECK ((concurrency = ANY (ARRAY['parallel'::text, 'exclusive'::text, 'ordered'::text])))
+    constraint consumer_group_config_delivery_log_check CHECK ((delivery_log = ANY (ARRAY['failures'::text, 'off'::text])))
     constraint consumer_group_config_max_retries_check CHECK (((max_retries >= 0) AND (max_retries <= 1000000)))
     constraint consumer_group_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
     constraint consumer_group_config_pkey PRIMARY KEY (id)
@@ -125,6 +127,53 @@ table consumer_instance with (fillfactor=50)
 CREATE UNIQUE INDEX consumer_instance_pkey ON sqlstreams.consumer_instance USING btree (id)
 
 sequence consumer_instance_id_seq as bigint start 1 increment 1 cache 1
+
+view dead_letters
+    stream text  -- the stream it was produced to
+    consumer_group text  -- the group in which it is dead
+    message_id bigint  -- its id
+    message_key text  -- its key
+    error_type text  -- the class of the last exception
+    error text  -- the text of the last exception and its place
+    failures integer  -- deliveries that failed, since it was redriven if it was
+    delays integer  -- deliveries that the handler put off
+    first_failed_at timestamp with time zone  -- when it first did not succeed
+    dead_since timestamp with time zone  -- when its last delivery failed
+    created_at timestamp with time zone  -- when it was produced
+    payload json  -- what it says; null when the log does not hold it any more
+ SELECT s.name AS stream,
+    g.name AS consumer_group,
+    d.message_id,
+    d.message_key,
+    d.error_type,
+    d.error,
+    d.failures,
+    d.delays,
+    d.first_failed_at,
+    d.dead_since,
+    d.created_at,
+    d.payload
+   FROM sqlstreams.consumer_group_config g
+     JOIN sqlstreams.stream_config s ON s.id = g.stream_id
+     CROSS JOIN LATERAL sqlstreams.group_dead_letters(s.id, g.id) d(message_id, message_key, error_type, error, failures, delays, first_failed_at, dead_since, created_at, payload);
+
+table delivery_log_1
+    id bigint not null generated always as identity  -- the order of the entries of a message
+    group_id bigint not null  -- the consumer group
+    message_id bigint not null  -- the message
+    attempt integer not null  -- which delivery it was, counted from 1 and from 1 again after a redrive; of the last one where outcome is redriven or discarded
+    outcome text not null  -- failed (again later), delayed (the handler asked for it), died (with its process, again later), dead (the last one), redriven, discarded
+    error_type text  -- the class of the exception
+    error text  -- its text and place; the reason where outcome is discarded
+    hostname text  -- where the process ran
+    pid integer  -- the process
+    changed_by text  -- the role that redrove or discarded it
+    at timestamp with time zone not null default clock_timestamp()  -- when it was recorded
+    constraint delivery_log_1_outcome_check CHECK ((outcome = ANY (ARRAY['failed'::text, 'delayed'::text, 'dead'::text, 'died'::text, 'redriven'::text, 'discarded'::text])))
+    constraint delivery_log_1_pkey PRIMARY KEY (group_id, message_id, id)
+CREATE UNIQUE INDEX delivery_log_1_pkey ON sqlstreams.delivery_log_1 USING btree (group_id, message_id, id)
+
+sequence delivery_log_1_id_seq as bigint start 1 increment 1 cache 1
 
 table exception_queue_1 with (fillfactor=70)
     group_id bigint not null
@@ -380,6 +429,22 @@ begin
         '       count(*) filter (where state = ''dead'') from %I.%I where group_id = $1',
         'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, deferred, unread, dead using of_group;
     lag_time := coalesce(lag_time, interval '0');
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.group_dead_letters(of_stream bigint, of_group bigint, OUT message_id bigint, OUT message_key text, OUT error_type text, OUT error text, OUT failures integer, OUT delays integer, OUT first_failed_at timestamp with time zone, OUT dead_since timestamp with time zone, OUT created_at timestamp with time zone, OUT payload json)
+ RETURNS SETOF record
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+    return query execute pg_catalog.format(
+        'select e.message_id, m.message_key, e.error_type, e.error, e.failures, e.delays, e.first_failed_at,'
+        '       e.updated_at, m.created_at, m.payload'
+        '  from %I.%I e left join %I.%I m on m.id = e.message_id'
+        ' where e.group_id = $1 and e.state = ''dead'' order by e.message_id',
+        'sqlstreams', 'exception_queue_' || of_stream, 'sqlstreams', 'message_log_' || of_stream)
+      using of_group;
 end
 $function$
 
