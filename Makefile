@@ -14,7 +14,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 .PHONY: help demo test bench format pins clean
 
 help:
-	@echo 'make demo     see it run: a database, a stream, consumers and a schedule, nothing to set up'
+	@echo 'make demo     see it run: a database, a stream and its consumers, nothing to set up'
 	@echo 'make test     every check: format, lint, types, imports, tests        ARGS="-k cron"'
 	@echo 'make bench    every benchmark, at a tiny size                         SIZE=  for the full one'
 	@echo 'make format   put the code into shape'
