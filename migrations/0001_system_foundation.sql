@@ -118,6 +118,21 @@ create table {schema}.reclaim_log (
 );
 create index reclaim_log_group on {schema}.reclaim_log (group_id, low);
 
+-- Why messages were delivered again or never: every move of a group's cursor that somebody asked for.
+create table {schema}.position_log (
+    id         bigint generated always as identity primary key,
+    group_id   bigint not null references {schema}.consumer_group_config on delete cascade,
+    action     text not null check (action in ('rewound', 'skipped')),
+    claimed    bigint not null,
+    position   bigint not null,
+    messages   bigint not null,
+    leases     integer not null,
+    exceptions bigint not null,
+    changed_by text not null default session_user,
+    changed_at timestamptz not null default now()
+);
+create index position_log_group on {schema}.position_log (group_id, id);
+
 -- The upper edge (exclusive) of a stream's log: the first id that has no partition yet.
 create function {schema}.log_edge(of_stream bigint) returns bigint
 language sql stable as $sqlstreams$

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, overload
@@ -31,11 +32,14 @@ from sqlstreams.model import (
     Instance,
     Message,
     MigrationStep,
+    PositionChange,
     RawPayload,
     Receipt,
     Reclaim,
     Redriven,
+    Rewind,
     ServerStatus,
+    Skip,
     StoredMessage,
     StreamInfo,
     StreamStatus,
@@ -67,6 +71,7 @@ PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
 
 _TAIL_PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5)
+_MOVES = 5
 
 
 class Client:
@@ -146,6 +151,13 @@ class Client:
             self._database.run(lambda: acts.check_installation(self._address.schema))
             self._checked = True
         return self._database.run(act)
+
+    def _move(self, act: Callable[[], Act[ResultT]]) -> ResultT:
+        # Consuming processes lock several rows at a time, too, in an order of their own.
+        for _ in range(_MOVES - 1):
+            with suppress(pg.DeadlockDetected):
+                return self._run(act)
+        return self._run(act)
 
     def _find(self, act: Callable[[], Act[ResultT]]) -> ResultT | None:
         try:
@@ -439,6 +451,53 @@ class Consumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    def preview_rewind(self, to: Start) -> Rewind:
+        """Return what `rewind` would do now. Changes nothing."""
+        check_start("to", to)
+        return self._client._run(
+            lambda: acts.preview_rewind(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+
+    def rewind(self, to: Start) -> Rewind:
+        """Have the group go back to a position, and return what that means; a position ahead of it changes nothing.
+
+        Messages behind the position are delivered once more, whatever became of them: their exception rows are removed,
+        dead ones too, and open ranges are taken from the processes that have them. A range that the position falls into
+        is delivered again from its first unfinished message on. What runs at that moment runs to its end, and up to a
+        third of `lease_ttl` may pass until a process begins nothing more of the old ranges. See `preview_rewind`.
+        """
+        check_start("to", to)
+        done = self._client._move(
+            lambda: acts.rewind_group(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+        self._client._run(lambda: acts.free_waiting(self._schema, stream=self._stream.name, name=self.name))
+        return done
+
+    def preview_skip(self, to: Start) -> Skip:
+        """Return what `skip` would do now. Changes nothing."""
+        check_start("to", to)
+        return self._client._run(
+            lambda: acts.preview_skip(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+
+    def skip(self, to: Start) -> Skip:
+        """Have the group go on at a position, and return what it passes over; a position behind it changes nothing.
+
+        Only messages that no process was given yet are skipped. Open ranges, retries and dead rows stay as they are.
+        Raises `InvalidInput` for an id ahead of the last message.
+        """
+        check_start("to", to)
+        return self._client._move(
+            lambda: acts.skip_group(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+
+    def positions(self, *, limit: int = 100) -> list[PositionChange]:
+        """Return how the group was rewound and skipped, by whom and when, the latest first."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(
+            lambda: acts.list_positions(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
 
     def dead_letters(

@@ -291,6 +291,61 @@ class Reclaim(Struct, frozen=True):
     reclaimed_at: datetime
 
 
+class Rewind(Struct, frozen=True):
+    """What a rewind of a group does: messages behind `position` and up to `claimed` are delivered once more.
+
+    `messages` of them are in the log, from `first_id` to `last_id`. `leases` are the ranges taken from the processes
+    that have them. The exception rows behind `position` are removed, whatever their state.
+    """
+
+    claimed: int
+    position: int
+    messages: int
+    first_id: int | None
+    last_id: int | None
+    first_at: datetime | None
+    last_at: datetime | None
+    leases: int
+    ready: int
+    deferred: int
+    inflight: int
+    unread: int
+    dead: int
+
+    @property
+    def exceptions(self) -> int:
+        """How many exception rows are removed."""
+        return self.ready + self.deferred + self.inflight + self.unread + self.dead
+
+
+class Skip(Struct, frozen=True):
+    """What a skip of a group does: messages behind `claimed` and up to `position` are never delivered to it.
+
+    `messages` of them are in the log, from `first_id` to `last_id`.
+    """
+
+    claimed: int
+    position: int
+    messages: int
+    first_id: int | None
+    last_id: int | None
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+class PositionChange(Struct, frozen=True):
+    """A rewind ("rewound") or a skip ("skipped") that was done: from where to where, and what it meant."""
+
+    action: str
+    claimed: int
+    position: int
+    messages: int
+    leases: int
+    exceptions: int
+    changed_by: str
+    changed_at: datetime
+
+
 class StoredMessage(Struct, frozen=True):
     """A message as it lies in the log."""
 

@@ -20,6 +20,7 @@ from sqlstreams.model import (
     GroupStatus,
     Holder,
     Instance,
+    PositionChange,
     Privileges,
     Reclaim,
     Redriven,
@@ -470,6 +471,101 @@ def get_group_status(schema: str, *, group_id: int) -> Statement[GroupStatus]:
 
 def list_reclaims(schema: str, *, group_id: int, limit: int) -> Statement[Reclaim]:
     return _of_system("list_reclaims", schema, _reclaim, {"group_id": group_id, "limit": limit})
+
+
+# Positions of groups
+
+
+class OpenRange(Struct, frozen=True):
+    """A leased range that is not finished: everything up to `resolved` is."""
+
+    low: int
+    high: int
+    resolved: int
+
+
+class Measured(Struct, frozen=True):
+    """How many messages there are, which are the first and the last, and when those were produced."""
+
+    messages: int
+    first_id: int | None
+    last_id: int | None
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+class ExceptionCounts(Struct, frozen=True):
+    """Exception rows by their state."""
+
+    ready: int
+    deferred: int
+    inflight: int
+    unread: int
+    dead: int
+
+
+def lock_position(schema: str, *, group_id: int) -> Statement[Identified]:
+    return _of_system("lock_position", schema, Identified, {"group_id": group_id})
+
+
+def lock_leases(schema: str, *, group_id: int) -> Statement[Owned]:
+    return _of_system("lock_leases", schema, Owned, {"group_id": group_id})
+
+
+def get_claimed(schema: str, *, group_id: int) -> Statement[Identified]:
+    return _of_system("get_claimed", schema, Identified, {"group_id": group_id})
+
+
+def list_leases_above(schema: str, *, group_id: int, position: int) -> Statement[OpenRange]:
+    return _of_system("list_leases_above", schema, OpenRange, {"group_id": group_id, "position": position})
+
+
+def measure_messages(family: Family, *, above: int, through: int) -> Statement[Measured]:
+    return _of_family("measure_messages", family, Measured, {"above": above, "through": through})
+
+
+def count_exceptions_above(family: Family, *, group_id: int, position: int) -> Statement[ExceptionCounts]:
+    parameters = {"group_id": group_id, "position": position}
+    return _of_family("count_exceptions_above", family, ExceptionCounts, parameters)
+
+
+def delete_leases_above(schema: str, *, group_id: int, position: int) -> Statement[Nothing]:
+    return _of_system("delete_leases_above", schema, _nothing, {"group_id": group_id, "position": position})
+
+
+def delete_exceptions_above(family: Family, *, group_id: int, position: int) -> Statement[Nothing]:
+    return _of_family("delete_exceptions_above", family, _nothing, {"group_id": group_id, "position": position})
+
+
+def move_cursor(schema: str, *, group_id: int, position: int) -> Statement[Nothing]:
+    return _of_system("move_cursor", schema, _nothing, {"group_id": group_id, "position": position})
+
+
+def log_position(
+    schema: str,
+    *,
+    group_id: int,
+    action: str,
+    claimed: int,
+    position: int,
+    messages: int,
+    leases: int = 0,
+    exceptions: int = 0,
+) -> Statement[Nothing]:
+    parameters = {
+        "group_id": group_id,
+        "action": action,
+        "claimed": claimed,
+        "position": position,
+        "messages": messages,
+        "leases": leases,
+        "exceptions": exceptions,
+    }
+    return _of_system("log_position", schema, _nothing, parameters)
+
+
+def list_positions(schema: str, *, group_id: int, limit: int) -> Statement[PositionChange]:
+    return _of_system("list_positions", schema, PositionChange, {"group_id": group_id, "limit": limit})
 
 
 # Consuming processes

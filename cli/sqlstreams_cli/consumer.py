@@ -9,15 +9,20 @@ import typer
 from sqlstreams_cli import render
 from sqlstreams_cli.commands import command, noun
 from sqlstreams_cli.connect import Session
-from sqlstreams_cli.guard import confirm_destroying
-from sqlstreams_cli.values import parse_duration, parse_position
+from sqlstreams_cli.guard import confirm, confirm_destroying
+from sqlstreams_cli.values import describe_time, parse_duration, parse_position
 
 if TYPE_CHECKING:
-    from sqlstreams import Client, Consumer, RawPayload
+    from sqlstreams import Client, Consumer, RawPayload, Rewind, Skip
 
 app = noun("Register consumer groups, look at them and run them.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)]
+To = Annotated[
+    str, typer.Option(metavar="POSITION", help="beginning, head, an id to go on behind, or a time.", show_default=False)
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Preview = Annotated[bool, typer.Option("--preview", help="Only show what it would do.")]
 OfStream = Annotated[str, typer.Option("--stream", "-s", metavar="NAME", help="Its stream.", show_default=False)]
 
 
@@ -129,6 +134,50 @@ def rename(
         _show(session, client.stream(stream).consumer(group).rename(new_name))
 
 
+@command(
+    app, "rewind", example="sqlstreams consumer rewind invoice-runner --stream invoices --to 2026-07-01T10:00Z --yes"
+)
+def rewind(
+    session: Session, group: Group, stream: OfStream, to: To, yes: Yes = False, preview: Preview = False
+) -> None:
+    """Deliver messages to a group once more.
+
+    Everything behind the position, whatever became of it: exceptions of those messages are removed, dead ones too, and
+    running processes lose the ranges that they have. Shows what that means and asks first.
+
+    JSON: one object with the fields of Rewind.
+    """
+    position = parse_position(to, option="--to")
+    with session.client() as client:
+        consumer = client.stream(stream).consumer(group)
+        seen = consumer.preview_rewind(position)  # type: ignore[arg-type]  # parse_position returns no other text
+        if not preview and seen.position < seen.claimed:
+            if not yes:
+                confirm(_describe_rewind(group, seen), undone=f"{group} was not rewound")
+            seen = consumer.rewind(position)  # type: ignore[arg-type]  # as above
+    render.print_json(seen) if session.as_json else render.print_fields(render.fields(seen))
+
+
+@command(app, "skip", example="sqlstreams consumer skip invoice-runner --stream invoices --to head --yes")
+def skip(session: Session, group: Group, stream: OfStream, to: To, yes: Yes = False, preview: Preview = False) -> None:
+    """Have a group leave messages out.
+
+    Those up to the position that no process was given yet. Retries and dead messages stay. Shows what that means and
+    asks first.
+
+    JSON: one object with the fields of Skip.
+    """
+    position = parse_position(to, option="--to")
+    with session.client() as client:
+        consumer = client.stream(stream).consumer(group)
+        seen = consumer.preview_skip(position)  # type: ignore[arg-type]  # parse_position returns no other text
+        if not preview and seen.position > seen.claimed:
+            if not yes:
+                confirm(_describe_skip(group, seen), undone=f"{group} skipped nothing")
+            seen = consumer.skip(position)  # type: ignore[arg-type]  # as above
+    render.print_json(seen) if session.as_json else render.print_fields(render.fields(seen))
+
+
 @command(app, "destroy", example="sqlstreams consumer destroy runner --stream invoices --yes")
 def destroy(
     session: Session,
@@ -194,6 +243,27 @@ def run(
     code = running.run(session, plan)
     if code:
         raise typer.Exit(code)
+
+
+def _describe_rewind(group: str, seen: Rewind) -> str:
+    return (
+        f"This delivers {seen.messages:,} messages to {group} once more, behind id {seen.position} and up to"
+        f" {seen.claimed}{_between(seen)}. It removes {seen.exceptions:,} exceptions, {seen.dead:,} of them dead, and"
+        f" takes {seen.leases} ranges from running processes."
+    )
+
+
+def _describe_skip(group: str, seen: Skip) -> str:
+    return (
+        f"This never delivers {seen.messages:,} messages to {group}, behind id {seen.claimed} and up to"
+        f" {seen.position}{_between(seen)}."
+    )
+
+
+def _between(seen: Rewind | Skip) -> str:
+    if seen.first_at is None or seen.last_at is None:
+        return ""
+    return f", produced from {describe_time(seen.first_at)} to {describe_time(seen.last_at)}"
 
 
 def _read(client: Client, stream: str, group: str) -> render.Fields | None:

@@ -1,4 +1,4 @@
-"""Asking before something is destroyed."""
+"""Asking before something is destroyed, or done that cannot be taken back."""
 
 from __future__ import annotations
 
@@ -16,3 +16,13 @@ def confirm_destroying(name: str, what: str) -> None:
     print("Type the name to go on: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != name:
         raise Failed(f"{name} was not destroyed: another name was typed")
+
+
+def confirm(what: str, *, undone: str) -> None:
+    """Let the person at the terminal say yes; refuse where nobody can be asked or the answer is another."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise Failed(f"{undone}: nobody can be asked here", fix="give --yes", exit_code=USAGE)
+    talk(what)
+    print("Type yes to go on: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failed(undone)

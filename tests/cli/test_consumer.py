@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Callable
@@ -118,6 +119,35 @@ def test_a_group_is_destroyed_only_when_meant(run: Run, notes: str) -> None:
     assert run("consumer", "get", "g", "-s", notes).code == 0
     assert run("consumer", "destroy", "g", "-s", notes, "--yes", "--json").json()["lag"] == 200
     assert run("consumer", "get", "g", "-s", notes).code == 1
+
+
+def test_a_group_is_moved_only_when_meant(run: Run, notes: str) -> None:
+    for verb, to in (("skip", "150"), ("rewind", "100")):
+        place = ("consumer", verb, "g", "-s", notes, "--to", to)
+        previewed = run(*place, "--preview", "--json").json()
+        refused = run(*place)
+        assert (refused.code, refused.out) == (2, "")
+        assert run(*place, "--yes", "--json").json() == previewed
+        assert run("consumer", "get", "g", "-s", notes, "--json").json()["claimed"] == int(to)
+        assert run(*place, "--json").json()["messages"] == 0  # nothing to ask for
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "code", "claimed"), [("yes", 0, 150), ("no", 1, 0), ("", 1, 0)])
+def test_moving_a_group_shows_what_it_means_and_asks(
+    run: Run, notes: str, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, claimed: int
+) -> None:
+    monkeypatch.setattr("sys.stdin", _Terminal(f"{typed}\n"))
+
+    ended = run("consumer", "skip", "g", "-s", notes, "--to", "150")
+
+    assert ended.code == code
+    assert "never delivers 150 messages to g, behind id 0 and up to 150, produced from" in ended.err
+    assert run("consumer", "get", "g", "-s", notes, "--json").json()["claimed"] == claimed
 
 
 def test_renaming_a_group_keeps_its_cursor(run: Run, notes: str) -> None:

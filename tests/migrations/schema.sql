@@ -264,6 +264,25 @@ table payload_schema
     constraint payload_schema_stream_id_fkey FOREIGN KEY (stream_id) REFERENCES sqlstreams.stream_config(id) ON DELETE CASCADE
 CREATE UNIQUE INDEX payload_schema_pkey ON sqlstreams.payload_schema USING btree (stream_id, schema_version)
 
+table position_log
+    id bigint not null generated always as identity
+    group_id bigint not null
+    action text not null
+    claimed bigint not null
+    position bigint not null
+    messages bigint not null
+    leases integer not null
+    exceptions bigint not null
+    changed_by text not null default SESSION_USER
+    changed_at timestamp with time zone not null default now()
+    constraint position_log_action_check CHECK ((action = ANY (ARRAY['rewound'::text, 'skipped'::text])))
+    constraint position_log_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
+    constraint position_log_pkey PRIMARY KEY (id)
+CREATE INDEX position_log_group ON sqlstreams.position_log USING btree (group_id, id)
+CREATE UNIQUE INDEX position_log_pkey ON sqlstreams.position_log USING btree (id)
+
+sequence position_log_id_seq as bigint start 1 increment 1 cache 1
+
 table reclaim_log
     id bigint not null generated always as identity
     group_id bigint not null
