@@ -11,6 +11,7 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -99,6 +100,7 @@ class Process:
     """A client that consumes in this loop, and can be made to vanish as a killed process does."""
 
     def __init__(self, url: str, world: World) -> None:
+        self._url = url
         self._client = AsyncClient(url, lease_ttl=_LEASE)
         self._world = world
         self._running: set[int] = set()
@@ -124,8 +126,6 @@ class Process:
     async def crash(self) -> None:
         """End without giving anything back: leases and rows stay as they are, until they expire."""
         assert self._task is not None
-        for message_id in self._running:
-            self._world.crashed_in[message_id] += 1
         presence: Any = self._client._presence
         for member in presence._members:
             member._clean_up = _vanish
@@ -136,6 +136,16 @@ class Process:
         for task in presence._tasks:
             task.cancel()
         await asyncio.gather(*presence._tasks, return_exceptions=True)
+        # A retry counts as begun when it was about to: nobody can tell the two apart after a kill.
+        for message_id in self._running | await self._retries_in_flight():
+            self._world.crashed_in[message_id] += 1
+
+    async def _retries_in_flight(self) -> set[int]:
+        async with await psycopg.AsyncConnection.connect(self._url) as connection:
+            (stream,) = await (await connection.execute("select id from sqlstreams.stream_config")).fetchone() or (0,)
+            table = f"sqlstreams.exception_queue_{stream}"
+            rows = await connection.execute(f"select message_id from {table} where state = 'inflight'".encode())
+            return {message_id async for (message_id,) in rows}
 
 
 async def _vanish(recorder: asyncio.Task[None]) -> None:
