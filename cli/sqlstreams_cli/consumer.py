@@ -73,6 +73,9 @@ def register(
     retry_base: Annotated[str, typer.Option(metavar="DURATION", help="The pause after the first failure.")] = "1s",
     retry_exponent: Annotated[float, typer.Option(metavar="X", help="By how much each pause is longer.")] = 2.0,
     retry_cap: Annotated[str, typer.Option(metavar="DURATION", help="The longest pause.")] = "10m",
+    delivery_log: Annotated[
+        str, typer.Option(metavar="MODE", help="What the history keeps: failures, or off.")
+    ] = "failures",
     concurrency: Annotated[
         str,
         typer.Option(metavar="MODE", help="What messages of one key may do: run parallel, exclusive, or ordered."),
@@ -94,6 +97,7 @@ def register(
             retry_base=base,
             retry_exponent=retry_exponent,
             retry_cap=cap,
+            delivery_log=delivery_log,
             concurrency=concurrency,
         )
         _show(session, consumer)

@@ -16,8 +16,8 @@ _INTRODUCTION = """\
 
 # The command
 
-`sqlstreams NOUN VERB`, with the nouns `system`, `stream` and `consumer`, and `dev`, `demo`, `doctor` and `explain`
-beside them. Every command has `--help`, which ends with a line to paste.
+`sqlstreams NOUN VERB`, with the nouns `system`, `stream`, `consumer` and `dead`, and `dev`, `demo`, `doctor` and
+`explain` beside them. Every command has `--help`, which ends with a line to paste.
 
 **Which database.** `--database-url`, else the variable `SQLSTREAMS_DATABASE_URL`, else the embedded PostgreSQL of
 `sqlstreams dev` when the extra `sqlstreams[embedded]` (or a PostgreSQL on this machine) is there; it then says so.

@@ -30,11 +30,20 @@ def parse_position(text: str, *, option: str) -> str | int | datetime:
         return text
     if text.isascii() and text.isdecimal():
         return int(text)
+    return _parse_time(text, option=option, otherwise="beginning, head, an id or ")
+
+
+def parse_time(text: str, *, option: str) -> datetime:
+    """Read a time with its zone."""
+    return _parse_time(text, option=option, otherwise="")
+
+
+def _parse_time(text: str, *, option: str, otherwise: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"must be beginning, head, an id or a time such as 2026-07-01T10:00Z, got {text!r}", param_hint=option
+            f"must be {otherwise}a time such as 2026-07-01T10:00Z, got {text!r}", param_hint=option
         ) from None
     if at.utcoffset() is None:
         raise typer.BadParameter(f"needs a zone, for example {text}Z for UTC", param_hint=option)

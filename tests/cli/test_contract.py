@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -39,6 +40,11 @@ WITH_DATABASE = [
     "consumer rewind g --stream invoices --to beginning --yes",
     "consumer skip g --stream invoices --to head --yes",
     "consumer destroy g --stream invoices --yes",
+    "dead list g --stream invoices",
+    "dead show g 1 --stream invoices",
+    "dead history g 1 --stream invoices",
+    "dead redrive g 1 --stream invoices",
+    "dead discard g 1 --stream invoices --reason no",
     "doctor",
 ]
 OFFLINE = ["explain", "explain SQL0012"]
@@ -58,6 +64,17 @@ MISUSED = [
     "stream register Invoices",
     "consumer register g -s invoices --max-retries -1",
     "consumer run handlers -s invoices -g g",
+    "dead list g -s invoices --since yesterday",
+    "dead list g -s invoices --limit 0",
+    "dead redrive g -s invoices",
+    "dead redrive g -s invoices --all",
+    "dead redrive g -s invoices --all --yes --key a",
+    "dead redrive g 1 -s invoices --rate 0",
+    "dead redrive g 0 -s invoices",
+    "dead discard g -s invoices --reason no",
+    "dead discard g -s invoices --reason no --all",
+    "dead discard g 1 -s invoices",
+    "dead discard g 1 -s invoices --reason=",
 ]
 PASTED = [
     "system register",
@@ -74,6 +91,10 @@ PASTED = [
     "consumer blocked",
     "consumer rewind",
     "consumer skip",
+    "dead list",
+    "dead history",
+    "dead redrive",
+    "dead discard",
     "consumer rename",
     "consumer destroy",
     "stream rename",
@@ -253,7 +274,7 @@ def test_every_help_ends_with_its_example(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_examples_work_when_pasted_one_after_the_other(run: Run, database_url: str) -> None:
     shown = examples()
-    assert set(shown) == {*PASTED, "consumer run", "dev"}
+    assert set(shown) == {*PASTED, "consumer run", "dead show", "dev"}
 
     for name in PASTED:
         if "|" in shown[name]:
@@ -276,4 +297,15 @@ def _set_up(database_url: str) -> None:
             client.stream(info.name).destroy()
         invoices = client.stream("invoices").register()
         invoices.producer().produce(RawPayload(b"{}"))
-        invoices.consumer("g").register()
+        group = invoices.consumer("g").register().get()
+    assert group is not None
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        queue = f"sqlstreams.exception_queue_{_stream_id(connection)}"
+        row = f"(group_id, message_id, state, can_run_after) values ({group.id}, 1, 'dead', now())"
+        connection.execute(f"insert into {queue} {row}".encode())
+
+
+def _stream_id(connection: psycopg.Connection) -> int:
+    row = connection.execute("select id from sqlstreams.stream_config").fetchone()
+    assert row is not None
+    return int(row[0])
