@@ -53,6 +53,7 @@ from sqlstreams.model import (
     UnreadVersion,
     VersionUse,
 )
+from sqlstreams.options import DeliveryLimits
 
 __version__ = _library_version()
 
@@ -70,6 +71,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetterDetail",
     "Delay",
+    "DeliveryLimits",
     "DeliveryRecord",
     "DestroyRefused",
     "Diagnosis",

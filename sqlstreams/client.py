@@ -51,6 +51,8 @@ from sqlstreams.names import check_name
 from sqlstreams.options import (
     MAX_ID,
     DeadFilter,
+    DeliveryLimits,
+    DeliveryOptions,
     GroupOptions,
     Start,
     StreamOptions,
@@ -294,9 +296,31 @@ class Stream(Generic[PayloadT]):
             if not messages:
                 time.sleep(_TAIL_PAUSES[min(idle, len(_TAIL_PAUSES) - 1)])
 
-    def producer(self) -> Producer[PayloadT]:
-        """Return a handle to produce with. No I/O happens."""
-        return Producer(self)
+    def producer(
+        self,
+        *,
+        concurrency: str | None = None,
+        timeout: timedelta | None = None,
+        max_retries: int | None = None,
+        max_delays: int | None = None,
+        retry_base: timedelta | None = None,
+        retry_exponent: float | None = None,
+        retry_cap: timedelta | None = None,
+    ) -> Producer[PayloadT]:
+        """Return a handle to produce with, and what its messages ask for unless they say otherwise. No I/O happens.
+
+        The options are those of `Message`; `concurrency` goes for messages with a key.
+        """
+        defaults = DeliveryOptions(
+            concurrency=concurrency,
+            timeout=timeout,
+            max_retries=max_retries,
+            max_delays=max_delays,
+            retry_base=retry_base,
+            retry_exponent=retry_exponent,
+            retry_cap=retry_cap,
+        )
+        return Producer(self, defaults)
 
     def consumer(self, group: str) -> Consumer[PayloadT]:
         """Return a handle on a consumer group of this stream. No I/O happens."""
@@ -309,10 +333,10 @@ class Stream(Generic[PayloadT]):
 class Producer(Generic[PayloadT]):
     """Appends messages to a stream."""
 
-    def __init__(self, stream: Stream[PayloadT]) -> None:
+    def __init__(self, stream: Stream[PayloadT], defaults: DeliveryOptions) -> None:
         self._stream = stream
         self._client = stream._client
-        self._encoder = Encoder(stream._codec)
+        self._encoder = Encoder(stream._codec, defaults=defaults)
 
     def register(self) -> Self:
         """Check that the stream exists and is recorded with this payload's shape; return this handle.
@@ -332,6 +356,12 @@ class Producer(Generic[PayloadT]):
         routing_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         concurrency: str | None = None,
+        timeout: timedelta | None = None,
+        max_retries: int | None = None,
+        max_delays: int | None = None,
+        retry_base: timedelta | None = None,
+        retry_exponent: float | None = None,
+        retry_cap: timedelta | None = None,
         connection: psycopg.Connection[Any] | None = None,
     ) -> Receipt:
         """Append one message, durably when this returns. Threads that call at the same time share commits.
@@ -342,14 +372,20 @@ class Producer(Generic[PayloadT]):
         could not be learnt.
         """
         log = self._log()
-        encoded = self._encoder.one(
+        message = Message(
             payload,
-            max_payload=log.info.max_payload,
             key=key,
             routing_key=routing_key,
             headers=headers,
             concurrency=concurrency,
+            timeout=timeout,
+            max_retries=max_retries,
+            max_delays=max_delays,
+            retry_base=retry_base,
+            retry_exponent=retry_exponent,
+            retry_cap=retry_cap,
         )
+        encoded = self._encoder.one(message, max_payload=log.info.max_payload)
         if connection is not None:
             return Receipt((log.append_within(connection, [encoded]))[0])
         return Receipt(log.commits.produce(encoded))
@@ -369,7 +405,7 @@ class Producer(Generic[PayloadT]):
         if not items:
             return []
         encoded = self._encoder.each(items, max_payload=log.info.max_payload)
-        asks_for_keys = any(isinstance(item, Message) and item.concurrency is not None for item in items)
+        asks_for_keys = self._encoder.ask_for_keys(items)
         if connection is not None:
             return [Receipt(message_id) for message_id in log.append_within(connection, list(encoded))]
         return [
@@ -395,11 +431,14 @@ class Consumer(Generic[PayloadT]):
         self,
         *,
         start: Start = "beginning",
+        timeout: timedelta | None = None,
         max_retries: int = 10,
+        max_delays: int | None = None,
         retry_base: timedelta = timedelta(seconds=1),
         retry_exponent: float = 2.0,
         retry_cap: timedelta = timedelta(minutes=10),
         concurrency: str = "parallel",
+        limits: DeliveryLimits | None = None,
         delivery_log: str = "failures",
     ) -> Self:
         """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
@@ -408,15 +447,24 @@ class Consumer(Generic[PayloadT]):
         message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
         `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
         "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
+        earlier ones of its key are done or dead.
+
+        A delivery that takes longer than `timeout` has failed: an async handler is cancelled; a thread is left to
+        itself, and what it returns is ignored. A message that is delayed more than `max_delays` times is dead. Messages
+        and producers may ask for other values of all of these; `limits` bound them. Raises `NotFound` without the
+        stream.
         earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is
         "off". Raises `NotFound` without the stream.
         """
         options = GroupOptions(
+            timeout=timeout,
             max_retries=max_retries,
+            max_delays=max_delays,
             retry_base=retry_base,
             retry_exponent=retry_exponent,
             retry_cap=retry_cap,
             concurrency=concurrency,
+            limits=limits or DeliveryLimits(),
             delivery_log=delivery_log,
         )
         check_start("start", start)

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,9 +14,11 @@ from msgspec import Struct
 from sqlstreams.errors import InvalidInput
 from sqlstreams.model import JsonSchema, RawPayload
 from sqlstreams.names import shorten
+from sqlstreams.options import DeliveryOptions
 
 PayloadT = TypeVar("PayloadT")
 
+ASKS_NOTHING: Final = DeliveryOptions()
 _ENCODER = msgspec.json.Encoder()
 _UNTYPED = msgspec.json.Decoder()
 _BACKSLASH = ord("\\")
@@ -118,13 +120,13 @@ def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
     return "; ".join(changes) or "a nested type differs"
 
 
-def encode_options(*, headers: Mapping[str, str] | None, concurrency: str | None) -> bytes | None:
+def encode_options(*, headers: Mapping[str, str] | None, delivery: DeliveryOptions = ASKS_NOTHING) -> bytes | None:
     """Return the stored form of a message's options, or None when there are none."""
     options: dict[str, object] = {}
     if headers is not None and (checked := _check_headers(headers)):
         options["headers"] = checked
-    if concurrency is not None:
-        options["concurrency"] = concurrency
+    if delivery is not ASKS_NOTHING:
+        options |= msgspec.to_builtins(delivery)
     return _ENCODER.encode(options) if options else None
 
 
@@ -155,6 +157,17 @@ _OPTIONS = msgspec.json.Decoder(_Options)
 def decode_headers(options: bytes | None) -> Mapping[str, str]:
     """Return the headers in a message's stored options."""
     return _OPTIONS.decode(options).headers if options else {}
+
+
+_DELIVERY = msgspec.json.Decoder(DeliveryOptions)
+
+
+def decode_delivery(options: bytes) -> DeliveryOptions:
+    """Return what a message's stored options ask for; nothing, when they are none that this library wrote."""
+    try:
+        return _DELIVERY.decode(options)
+    except msgspec.DecodeError:
+        return ASKS_NOTHING
 
 
 def _schema_version(payload_type: Any) -> int:

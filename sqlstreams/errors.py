@@ -291,6 +291,16 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "Look at the error in the event and in the exception queue.",
         "select message_id, state, failures, error from {schema}.exception_queue_N order by updated_at desc limit 20",
     ),
+    Diagnosis(
+        "SQL0109",
+        "A handler's thread was abandoned",
+        "A handler that is a plain function took longer than its timeout. A thread cannot be ended from outside: it "
+        "goes on by itself, what it returns is ignored, and a new thread has its place. Its message counts as failed "
+        "and is delivered again, perhaps while the old call still runs.",
+        "Give what the handler waits for (sockets, locks, queries) a timeout shorter than the message's, or write the "
+        "handler as `async def`, which can be cancelled.",
+        "select message_id, state, failures, error from {schema}.exception_queue_N where error_type = 'TimeoutError'",
+    ),
 )
 
 

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
+from sqlstreams.options import DeliveryLimits
+
 PayloadT = TypeVar("PayloadT")
 
 
@@ -22,7 +24,8 @@ class Message(Struct, Generic[PayloadT], frozen=True):
 
     `key` names what the message is about, `routing_key` lets groups choose; each is text of 1 to 512 bytes.
     `headers` travel beside the payload, for traces and the like. `concurrency` ("parallel", "exclusive" or "ordered")
-    overrides what the groups say of messages with the same key.
+    overrides what the groups say of messages with the same key; the other options override what they say of how long a
+    delivery may take, and of how often and when the message comes again. See `AsyncConsumer.register`.
     """
 
     payload: PayloadT
@@ -30,6 +33,12 @@ class Message(Struct, Generic[PayloadT], frozen=True):
     routing_key: str | None = None
     headers: Mapping[str, str] | None = None
     concurrency: str | None = None
+    timeout: timedelta | None = None
+    max_retries: int | None = None
+    max_delays: int | None = None
+    retry_base: timedelta | None = None
+    retry_exponent: float | None = None
+    retry_cap: timedelta | None = None
 
 
 class Receipt(Struct, frozen=True):
@@ -43,7 +52,8 @@ class Meta(Struct, frozen=True):
     """What is known about the message that a handler is working on, beside its payload.
 
     `failures` counts earlier deliveries to this group that ended in an exception, `delays` those that raised `Delay`;
-    `attempt` is 1 for the first delivery.
+    `attempt` is 1 for the first delivery. `timeout`, `max_retries` and `max_delays` are what holds for this message, of
+    all that it, its producer and the group say.
     """
 
     id: int
@@ -56,6 +66,9 @@ class Meta(Struct, frozen=True):
     created_at: datetime
     failures: int
     delays: int
+    timeout: timedelta | None
+    max_retries: int
+    max_delays: int | None
 
     @property
     def attempt(self) -> int:
@@ -95,11 +108,15 @@ class GroupInfo(Struct, frozen=True):
     id: int
     stream: str
     name: str
+    timeout: timedelta | None
     max_retries: int
+    max_delays: int | None
     retry_base: timedelta
     retry_exponent: float
     retry_cap: timedelta
     concurrency: str
+    limits: DeliveryLimits
+
     delivery_log: str
     start_at: str
     created_at: datetime
@@ -431,6 +448,7 @@ class ConsumerStats(Struct):
     deferred: int = 0
     unread: int = 0
     retried: int = 0
+    abandoned: int = 0
     reclaimed: int = 0
     claims: int = 0
     leases_lost: int = 0

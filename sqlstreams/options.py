@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from sqlstreams.errors import InvalidInput
@@ -19,6 +20,8 @@ CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
 DELIVERY_LOGS: Final = ("failures", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
+_SHORTEST_TIMEOUT: Final = timedelta(milliseconds=1)
+_MOST_TRIES: Final = 1_000_000
 _MOST_IDS: Final = 100_000
 
 
@@ -33,27 +36,65 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
         check_integer("partition_rows", self.partition_rows, low=1_000, high=1_000_000_000)
 
 
+class DeliveryLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The least and the most that messages of a group may have, whatever they ask for; None leaves a side open.
+
+    Outside of them the nearest bound holds. What has no end (a `timeout` or `max_delays` of None) gets the most.
+    """
+
+    timeout: tuple[timedelta | None, timedelta | None] = (None, None)
+    max_retries: tuple[int | None, int | None] = (None, None)
+    max_delays: tuple[int | None, int | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _check_bounds(name, getattr(self, name))
+
+
+class DeliveryOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a message asks for its deliveries; None leaves it to the group."""
+
+    concurrency: str | None = None
+    timeout: timedelta | None = None
+    max_retries: int | None = None
+    max_delays: int | None = None
+    retry_base: timedelta | None = None
+    retry_exponent: float | None = None
+    retry_cap: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _DELIVERY_CHECKS[name](name, getattr(self, name))
+
+
 class GroupOptions(Struct, frozen=True, kw_only=True):
-    """Settings of a consumer group: how often and after what pause a failed message is delivered again.
+    """Settings of a consumer group: how long a delivery may take, and how often and when a message comes again.
 
     The pause after failure n is `retry_base × retry_exponent^(n-1)`, at most `retry_cap`, of which a random half is
     taken off so that failures of one moment spread out. `concurrency` says what messages of one key may do: run in
     `parallel`, one at a time (`exclusive`), or in order as well (`ordered`), where a message waits until the earlier
-    ones of its key are done or dead. `delivery_log` says what the history keeps: `failures` keeps every delivery that
-    did not succeed, and what became of dead letters; `off` keeps nothing.
+    ones of its key are done or dead. A delivery that takes longer than `timeout` has failed; `max_delays` bounds how
+    often a message may be delayed. `limits` bound what messages ask for themselves. `delivery_log` says what the
+    history keeps: `failures` keeps every delivery that did not succeed, and what became of dead letters; `off` keeps
+    nothing.
     """
 
+    timeout: timedelta | None = None
     max_retries: int = 10
+    max_delays: int | None = None
     retry_base: timedelta = timedelta(seconds=1)
     retry_exponent: float = 2.0
     retry_cap: timedelta = timedelta(minutes=10)
     concurrency: str = "parallel"
+    limits: DeliveryLimits = msgspec.field(default_factory=DeliveryLimits)
     delivery_log: str = "failures"
 
     def __post_init__(self) -> None:
         check_concurrency("concurrency", self.concurrency)
         check_choice("delivery_log", self.delivery_log, DELIVERY_LOGS)
-        check_integer("max_retries", self.max_retries, low=0, high=1_000_000)
+        check_integer("max_retries", self.max_retries, low=0, high=_MOST_TRIES)
+        _DELIVERY_CHECKS["timeout"]("timeout", self.timeout)
+        _DELIVERY_CHECKS["max_delays"]("max_delays", self.max_delays)
         check_duration("retry_base", self.retry_base, low=timedelta(0), high=_LONGEST)
         check_duration("retry_cap", self.retry_cap, low=self.retry_base, high=_LONGEST)
         check_number("retry_exponent", self.retry_exponent, low=1.0, high=10.0)
@@ -167,6 +208,38 @@ def check_choice(field: str, value: object, choices: Sequence[str]) -> str:
     if value not in choices:
         raise InvalidInput(field, f"must be one of {', '.join(choices)}, got {value!r}")
     return str(value)
+
+
+def _or_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+    return lambda field, value: None if value is None else check(field, value)
+
+
+def _check_bounds(name: str, bounds: Any) -> None:
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
+        raise InvalidInput(f"limits.{name}", f"must be a pair of the least and the most, got {bounds!r}")
+    for bound in bounds:
+        _DELIVERY_CHECKS[name](f"limits.{name}", bound)
+    if None not in bounds and bounds[0] > bounds[1]:
+        raise InvalidInput(f"limits.{name}", f"must not begin above its end, got {bounds[0]} and {bounds[1]}")
+
+
+def _check_tries(field: str, value: object) -> int:
+    return check_integer(field, value, low=0, high=_MOST_TRIES)
+
+
+def _check_pause(field: str, value: object) -> timedelta:
+    return check_duration(field, value, low=timedelta(0), high=_LONGEST)
+
+
+_DELIVERY_CHECKS: Final[Mapping[str, Callable[[str, Any], object]]] = {
+    "concurrency": _or_none(check_concurrency),
+    "timeout": _or_none(lambda field, value: check_duration(field, value, low=_SHORTEST_TIMEOUT, high=_LONGEST)),
+    "max_retries": _or_none(_check_tries),
+    "max_delays": _or_none(_check_tries),
+    "retry_base": _or_none(_check_pause),
+    "retry_exponent": _or_none(lambda field, value: check_number(field, value, low=1.0, high=10.0)),
+    "retry_cap": _or_none(_check_pause),
+}
 
 
 def check_time(field: str, value: object) -> datetime:

@@ -30,7 +30,7 @@ from sqlstreams.model import (
     StreamStatus,
     UnreadVersion,
 )
-from sqlstreams.options import MAX_ID, DeadFilter, GroupOptions, StreamOptions
+from sqlstreams.options import MAX_ID, DeadFilter, DeliveryLimits, GroupOptions, StreamOptions
 
 RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
@@ -141,10 +141,12 @@ class SettledHead(Struct, frozen=True):
 class Polled(Struct, frozen=True):
     """What there is to do for one group. `due_in` is in seconds until the next retry.
 
-    `gated` says whether keys matter to its claims, `unread` which versions wait for a process that can read them.
+    `gated` says whether keys matter to its claims, `updated_at` when its settings changed last, `unread` which versions
+    wait for a process that can read them.
     """
 
     group_id: int
+    updated_at: datetime
     gated: bool
     fresh: bool
     loose: bool
@@ -202,6 +204,12 @@ def _stored_message(
         schema_version=schema_version,
         created_at=created_at,
     )
+
+
+def _group(*columns: Any) -> GroupInfo:
+    group = GroupInfo(*columns)
+    limits: Any = group.limits  # as JSON so far
+    return msgspec.structs.replace(group, limits=msgspec.json.decode(limits, type=DeliveryLimits))
 
 
 def _reclaim(group_id: int, low: int, high: int, resolved: int, done: list[int], *rest: Any) -> Reclaim:
@@ -423,7 +431,7 @@ def notify(schema: str, *, channel: str, stream_ids: list[int]) -> Statement[Not
 def insert_group(
     schema: str, *, stream_id: int, name: str, start_at: str, options: GroupOptions
 ) -> Statement[Identified]:
-    parameters = {"stream_id": stream_id, "name": name, "start_at": start_at, **msgspec.structs.asdict(options)}
+    parameters = {"stream_id": stream_id, "name": name, "start_at": start_at, **_settings(options)}
     return _of_system("insert_group", schema, Identified, parameters)
 
 
@@ -432,15 +440,23 @@ def insert_cursor(schema: str, *, group_id: int, claimed: int) -> Statement[Noth
 
 
 def update_group(schema: str, *, group_id: int, options: GroupOptions) -> Statement[Nothing]:
-    return _of_system("update_group", schema, _nothing, {"id": group_id, **msgspec.structs.asdict(options)})
+    return _of_system("update_group", schema, _nothing, {"id": group_id, **_settings(options)})
+
+
+def _settings(options: GroupOptions) -> Mapping[str, object]:
+    return {**msgspec.structs.asdict(options), "limits": msgspec.json.encode(options.limits).decode()}
 
 
 def get_group(schema: str, *, stream_id: int, name: str) -> Statement[GroupInfo]:
-    return _of_system("get_group", schema, GroupInfo, {"stream_id": stream_id, "name": name})
+    return _of_system("get_group", schema, _group, {"stream_id": stream_id, "name": name})
+
+
+def reread_group(schema: str, *, group_id: int) -> Statement[GroupInfo]:
+    return _of_system("reread_group", schema, _group, {"group_id": group_id})
 
 
 def list_groups(schema: str, *, stream_id: int | None) -> Statement[GroupInfo]:
-    return _of_system("list_groups", schema, GroupInfo, {"stream_id": stream_id})
+    return _of_system("list_groups", schema, _group, {"stream_id": stream_id})
 
 
 def rename_group(schema: str, *, stream_id: int, group_id: int, new_name: str) -> Statement[Identified]:
@@ -665,6 +681,7 @@ class Failures(Struct, frozen=True):
 
     message_ids: list[int]
     outcomes: list[str]
+    states: list[str]
     pauses: list[float]
     error_types: list[str]
     errors: list[str]

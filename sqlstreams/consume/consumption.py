@@ -102,6 +102,7 @@ class Consumption:
         self._doubtful = False
         self._gated = gated
         self._start_over = False
+        self._changed = False
         self._swept_at = -_SWEEP_EVERY
         self._retry_at: float | None = 0.0
         self._retries_found = False
@@ -147,6 +148,7 @@ class Consumption:
         finally:
             self._queue.close()
             await _cancel(feeder, *workers)
+            self._workers.close()
             await self._clean_up(recorder)
 
     async def _until_stopped(
@@ -255,6 +257,7 @@ class Consumption:
         if found.fresh and not self._fresh:
             self._stats.woken_by_poll += 1
         self._gated |= found.gated
+        self._changed |= found.updated_at != self._subject.budgets.group.updated_at
         self._fresh |= found.fresh
         self._loose |= found.loose
         self._orphaned |= found.orphaned
@@ -333,6 +336,8 @@ class Consumption:
     async def _feed_once(self) -> bool:
         if self._start_over:
             await self._begin_anew()
+        if self._changed:
+            await self._reread_group()
         if self._doubtful:
             self._doubtful = False
             async with self._presence.turn(self.group_id):
@@ -530,6 +535,13 @@ class Consumption:
         self._swept_at = time.monotonic()
         for row in await self._database.query_once(statements.free_keys(self._subject.family, group_id=self.group_id)):
             self._recorder.key_freed(row.key)
+
+    async def _reread_group(self) -> None:
+        for group in await self._database.query_once(
+            statements.reread_group(self._database.schema, group_id=self.group_id)
+        ):
+            self._subject.budgets.change(group)
+        self._changed = False
 
     async def _begin_anew(self) -> None:
         """Give back everything that has not begun and claim it again: what we held of keys may be others' by now."""

@@ -24,6 +24,9 @@ class Outcome(Struct, frozen=True):
     pause: float = 0.0
 
 
+SPENT = Outcome("spent", "", "")
+"""Not a delivery's end: the message failed more often than it may, and is dead with the error that it has."""
+
 DEFERRED = Outcome("deferred", "", "")
 """Not a delivery's end: the message waits in the exception queue until an earlier one of its key is done or dead."""
 

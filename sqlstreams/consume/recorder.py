@@ -13,6 +13,7 @@ import psycopg
 from msgspec import Struct
 
 from sqlstreams import statements
+from sqlstreams.consume.budget import judge
 from sqlstreams.consume.key_chains import KeyChains
 from sqlstreams.consume.outcome import Outcome
 from sqlstreams.consume.presence import Progress
@@ -181,7 +182,7 @@ class Recorder:
                     group_id=self._subject.group_id,
                     instance_id=self._subject.presence.instance_id,
                     tokens=[each.work.token for each in ours],
-                    failures=_failures(ours),
+                    failures=self._failures(ours),
                     schema_versions=[each.work.rows[each.index][SCHEMA_VERSION] for each in ours],
                     message_keys=[each.keyed.key if each.keyed else None for each in ours],
                     concurrencies=[each.keyed.concurrency if each.keyed else None for each in ours],
@@ -215,7 +216,7 @@ class Recorder:
                     group_id=self._subject.group_id,
                     instance_id=self._subject.presence.instance_id,
                     token=token,
-                    failures=_failures(failed),
+                    failures=self._failures(failed),
                 )
             )
             self._count(recorded, failed)
@@ -233,13 +234,17 @@ class Recorder:
             if row.state == "ready":
                 self._retry_in(row.due_in)
 
-
-def _failures(returned: list[Returned]) -> Failures:
-    outcomes = [each.outcome for each in returned if each.outcome is not None]
-    return Failures(
-        message_ids=[each.message_id for each in returned],
-        outcomes=[outcome.kind for outcome in outcomes],
-        pauses=[outcome.pause for outcome in outcomes],
-        error_types=[outcome.error_type for outcome in outcomes],
-        errors=[outcome.error for outcome in outcomes],
-    )
+    def _failures(self, returned: list[Returned]) -> Failures:
+        outcomes = [each.outcome for each in returned if each.outcome is not None]
+        rows = [each.work.rows[each.index] for each in returned]
+        verdicts = [
+            judge(outcome, self._subject.budgets.of(row), row) for outcome, row in zip(outcomes, rows, strict=True)
+        ]
+        return Failures(
+            message_ids=[each.message_id for each in returned],
+            outcomes=[outcome.kind for outcome in outcomes],
+            states=[verdict.state for verdict in verdicts],
+            pauses=[verdict.pause for verdict in verdicts],
+            error_types=[outcome.error_type for outcome in outcomes],
+            errors=[verdict.error for verdict in verdicts],
+        )

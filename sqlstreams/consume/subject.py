@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from sqlstreams.consume.budget import Budgets
 from sqlstreams.consume.presence import Presence
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.model import ConsumerStats
@@ -20,6 +21,7 @@ class Subject(Struct, frozen=True):
     stream: str
     group: str
     stats: ConsumerStats
+    budgets: Budgets
 
     def __str__(self) -> str:
         return f"group {self.group} of stream {self.stream}"

@@ -6,15 +6,18 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, Final
 
+from sqlstreams.consume.budget import is_spent
 from sqlstreams.consume.context import current
-from sqlstreams.consume.outcome import UNREAD, Outcome, decide
+from sqlstreams.consume.outcome import SPENT, UNREAD, Outcome, decide
 from sqlstreams.consume.ranges import ID, Work
 from sqlstreams.consume.reading import Unreadable
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.suspects import Suspects
 from sqlstreams.consume.threads import HandlerThread
+from sqlstreams.consume.watchdog import Watchdog
 from sqlstreams.consume.work_queue import WorkQueue
 from sqlstreams.statements import Columns
 
@@ -46,6 +49,7 @@ class Workers:
         hungry: Callable[[], None],
         suspects: Suspects,
     ) -> None:
+        self._subject, self._budgets = subject, subject.budgets
         self._stream, self._group = subject.stream, subject.group
         self._queue = queue
         self._handler = handler
@@ -53,8 +57,13 @@ class Workers:
         self._settle = settle
         self._hungry = hungry
         self._suspects = suspects
+        self._watchdog = Watchdog()
         self._is_async = _is_async(handler)
         self._breathe_every = max(1, _BETWEEN_BREATHS // concurrency)
+
+    def close(self) -> None:
+        """Watch over nothing any more."""
+        self._watchdog.close()
 
     async def run_one(self, number: int) -> None:
         """Handle one message after the other until the queue is closed."""
@@ -92,10 +101,16 @@ class Workers:
 
     async def _handle(self, work: Work, index: int, thread: HandlerThread | None) -> None:
         row = work.rows[index]
-        current.set((self._stream, self._group, row))
+        budget = self._budgets.of(row)
+        current.set((self._stream, self._group, row, budget))
+        if is_spent(row, budget):
+            self._settle(work, index, SPENT)
+            return
         try:
             payload = self._read(row)
-            if thread is None:
+            if budget.timeout is not None:
+                await self._call_within(budget.timeout, payload, thread)
+            elif thread is None:
                 await self._handler(payload)  # type: ignore[misc]  # _is_async said so
             else:
                 await _call_in(thread, self._handler, payload)
@@ -113,6 +128,25 @@ class Workers:
             self._failed(work, index, error)
         else:
             self._settle(work, index, None)
+
+    async def _call_within(self, limit: timedelta, payload: Any, thread: HandlerThread | None) -> None:
+        if thread is None:
+            await self._watchdog.within(limit, self._handler(payload))  # type: ignore[arg-type]  # _is_async said so
+            return
+        try:
+            await self._watchdog.within(limit, _call_in(thread, self._handler, payload))
+        except TimeoutError:
+            if thread.is_busy:
+                self._abandon(thread)
+            raise
+
+    def _abandon(self, thread: HandlerThread) -> None:
+        thread.abandon()
+        self._subject.stats.abandoned += 1
+        _log.warning(
+            "SQL0109 message %d of %s took longer than it may, and its thread cannot be ended: it is left to itself",
+            current.get()[2][ID], self._subject,
+        )  # fmt: skip
 
     def _failed(self, work: Work, index: int, error: BaseException) -> None:
         outcome = decide(error)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
+import msgspec
 from msgspec import Struct
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
-from sqlstreams.codec import Codec, encode_options
+from sqlstreams.codec import ASKS_NOTHING, Codec, encode_options
 from sqlstreams.errors import InvalidInput
 from sqlstreams.model import Message
 from sqlstreams.names import check_key
-from sqlstreams.options import check_concurrency
+from sqlstreams.options import DeliveryOptions
 from sqlstreams.statements import Family, Statement, produce_many
 
 PayloadT = TypeVar("PayloadT")
@@ -23,6 +24,7 @@ PayloadT = TypeVar("PayloadT")
 _CHUNK_ROWS: Final = 1_000
 _FIRST_ROWS: Final = 100
 _CHUNK_BYTES: Final = 2_000_000
+_DELIVERY_FIELDS: Final = DeliveryOptions.__struct_fields__
 
 _LENGTH = struct.Struct(">i").pack
 _NULL = _LENGTH(-1)
@@ -67,30 +69,41 @@ def prepare_adapters(adapters: AdaptersMap) -> None:
 class Encoder(Generic[PayloadT]):
     """Turns what users hand to a producer into messages for the wire, or refuses it."""
 
-    def __init__(self, codec: Codec[PayloadT]) -> None:
+    def __init__(self, codec: Codec[PayloadT], *, defaults: DeliveryOptions) -> None:
         self._codec = codec
+        self._defaults = defaults if defaults != ASKS_NOTHING else ASKS_NOTHING
+        # What messages without a key may do beside each other is no question.
+        keyless = msgspec.structs.replace(defaults, concurrency=None)
+        self._keyless_defaults = keyless if keyless != ASKS_NOTHING else ASKS_NOTHING
+        self._plain_options = encode_options(headers=None, delivery=self._keyless_defaults)
 
-    def one(
-        self,
-        payload: PayloadT,
-        *,
-        max_payload: int,
-        key: str | None = None,
-        routing_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        concurrency: str | None = None,
-    ) -> Encoded:
+    def one(self, message: Message[PayloadT], *, max_payload: int) -> Encoded:
         """Encode one message; raise `InvalidInput` naming the field that cannot be stored."""
-        encoded = self._payload(payload, max_payload)
-        if concurrency is not None and check_concurrency("concurrency", concurrency) != "parallel" and key is None:
-            raise InvalidInput("concurrency", f"of {concurrency!r} needs a key")
+        encoded = self._payload(message.payload, max_payload)
+        delivery = self._delivery(message)
         return Encoded(
             payload=encoded,
-            key=check_key("key", key),
-            routing_key=check_key("routing_key", routing_key),
-            options=encode_options(headers=headers, concurrency=concurrency),
-            asks_for_keys=concurrency in ("exclusive", "ordered"),
+            key=check_key("key", message.key),
+            routing_key=check_key("routing_key", message.routing_key),
+            options=encode_options(headers=message.headers, delivery=delivery),
+            asks_for_keys=delivery.concurrency in ("exclusive", "ordered"),
         )
+
+    def ask_for_keys(self, items: Iterable[PayloadT | Message[PayloadT]]) -> bool:
+        """Say whether any of some items has a concurrency of its own, or may have the producer's."""
+        return self._defaults.concurrency is not None or any(
+            isinstance(item, Message) and item.concurrency is not None for item in items
+        )
+
+    def _delivery(self, message: Message[PayloadT]) -> DeliveryOptions:
+        defaults = self._keyless_defaults if message.key is None else self._defaults
+        asked = {name: value for name in _DELIVERY_FIELDS if (value := getattr(message, name)) is not None}
+        if not asked:
+            return defaults
+        delivery = DeliveryOptions(**{**msgspec.structs.asdict(defaults), **asked})
+        if message.key is None and delivery.concurrency in ("exclusive", "ordered"):
+            raise InvalidInput("concurrency", f"of {delivery.concurrency!r} needs a key")
+        return delivery
 
     def each(self, items: Iterable[PayloadT | Message[PayloadT]], *, max_payload: int) -> Iterator[Encoded]:
         """Encode one message after the other; the field of a refusal says which one it was."""
@@ -102,16 +115,9 @@ class Encoder(Generic[PayloadT]):
 
     def _item(self, item: PayloadT | Message[PayloadT], max_payload: int) -> Encoded:
         if not isinstance(item, Message):
-            return Encoded(self._payload(item, max_payload), None, None, None)
+            return Encoded(self._payload(item, max_payload), None, None, self._plain_options)
         message: Message[PayloadT] = item
-        return self.one(
-            message.payload,
-            max_payload=max_payload,
-            key=message.key,
-            routing_key=message.routing_key,
-            headers=message.headers,
-            concurrency=message.concurrency,
-        )
+        return self.one(message, max_payload=max_payload)
 
     def _payload(self, payload: PayloadT, max_payload: int) -> bytes:
         encoded = self._codec.encode(payload)

@@ -107,7 +107,8 @@ charged as (
     insert into {schema}.exception_queue_{stream}
            (group_id, message_id, state, failures, can_run_after, schema_version, error_type, error, message_key,
             concurrency)
-    select g.id, m.id, case when g.max_retries = 0 then 'dead' else 'ready' end, 1, now() + g.retry_base, m.schema_version,
+    -- Dead when it is taken again, should its retries be spent.
+    select g.id, m.id, 'ready', 1, now() + g.retry_base, m.schema_version,
            'ProcessDied', 'the process died while it ran this message alone', m.message_key,
            case when m.message_key is not null
                 then nullif(coalesce(m.options ->> 'concurrency', g.concurrency), 'parallel') end
@@ -151,12 +152,12 @@ select t.low, t.high, t.died, t.reclaims, (select message_id from charged) as ki
 -- never delivers them again, even when the row is gone by then. The lock on the lease keeps a process that takes the
 -- range over from reading it before this can be seen.
 with failed as (
-    select f.token, f.message_id, f.outcome, f.pause, f.error_type, f.error, f.schema_version, f.message_key,
+    select f.token, f.message_id, f.outcome, f.state, f.pause, f.error_type, f.error, f.schema_version, f.message_key,
            f.concurrency
-      from unnest(%(tokens)s::uuid[], %(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
-                  %(error_types)s::text[], %(errors)s::text[], %(schema_versions)s::int[], %(message_keys)s::text[],
-                  %(concurrencies)s::text[])
-        as f (token, message_id, outcome, pause, error_type, error, schema_version, message_key, concurrency)
+      from unnest(%(tokens)s::uuid[], %(message_ids)s::bigint[], %(outcomes)s::text[], %(states)s::text[],
+                  %(pauses)s::float8[], %(error_types)s::text[], %(errors)s::text[], %(schema_versions)s::int[],
+                  %(message_keys)s::text[], %(concurrencies)s::text[])
+        as f (token, message_id, outcome, state, pause, error_type, error, schema_version, message_key, concurrency)
 ),
 held as materialized (
     select token, resolved, done
@@ -167,8 +168,8 @@ held as materialized (
 ),
 fresh as (
     -- When the answer was lost this is asked again, and the row may have been handled and removed meanwhile.
-    select f.message_id, f.outcome, f.pause, f.error_type, f.error, f.schema_version, f.message_key, f.concurrency,
-           f.token
+    select f.message_id, f.outcome, f.state, f.pause, f.error_type, f.error, f.schema_version, f.message_key,
+           f.concurrency, f.token
       from failed f
       join held h using (token)
      where f.message_id > h.resolved
@@ -184,27 +185,18 @@ recorded as (
     insert into {schema}.exception_queue_{stream}
            (group_id, message_id, state, failures, delays, can_run_after, schema_version, error_type, error, message_key,
             concurrency)
-    select g.id,
+    select %(group_id)s,
            f.message_id,
-           case when f.outcome = 'dead' or f.outcome = 'failed' and g.max_retries = 0 then 'dead'
-                when f.outcome in ('deferred', 'unread') then f.outcome
-                else 'ready'
-           end,
+           f.state,
            (f.outcome in ('failed', 'dead'))::int,
            (f.outcome = 'delayed')::int,
-           clock_timestamp() + make_interval(secs => case f.outcome
-               when 'delayed' then f.pause
-               when 'deferred' then 0
-               when 'unread' then 0
-               else least(extract(epoch from g.retry_cap), extract(epoch from g.retry_base)) * (0.5 + random() / 2)
-           end),
+           clock_timestamp() + make_interval(secs => f.pause),
            f.schema_version,
            nullif(f.error_type, ''),
            nullif(f.error, ''),
            f.message_key,
            f.concurrency
       from fresh f
-      join {schema}.consumer_group_config g on g.id = %(group_id)s
     on conflict (group_id, message_id) do nothing
     returning message_id, state, failures, delays, error_type, error, can_run_after
 ),
@@ -338,35 +330,23 @@ delete from {schema}.exception_queue_{stream}
 returning message_id, set_config('synchronous_commit', 'off', true)
 
 -- name: return_exceptions
--- Put rows back after a failed or delayed delivery, if they are still ours: charged, and dead when the retries are spent.
+-- Put rows back after a failed or delayed delivery, if they are still ours.
 with returned as (
     update {schema}.exception_queue_{stream} e
-       set state = case
-               when f.outcome = 'dead' or f.outcome = 'failed' and e.failures + 1 > g.max_retries then 'dead'
-               when f.outcome in ('deferred', 'unread') then f.outcome
-               else 'ready'
-           end,
+       set state = f.state,
            failures = e.failures + (f.outcome in ('failed', 'dead'))::int,
            delays = e.delays + (f.outcome = 'delayed')::int,
-           can_run_after = clock_timestamp() + make_interval(secs => case f.outcome
-               when 'delayed' then f.pause
-               when 'deferred' then 0
-               when 'unread' then 0
-               -- The exponent is bounded, so that no number of failures overflows.
-               else least(extract(epoch from g.retry_cap)::float8,
-                          extract(epoch from g.retry_base)::float8 * power(g.retry_exponent, least(e.failures, 100)))
-                    * (0.5 + random() / 2)
-           end),
+           can_run_after = clock_timestamp() + make_interval(secs => f.pause),
            instance_id = null,
            token = null,
            started = false,
-           error_type = case when f.outcome in ('deferred', 'unread') then e.error_type else f.error_type end,
-           error = case when f.outcome in ('deferred', 'unread') then e.error else f.error end,
+           -- What was not handled this time keeps the error of the time before.
+           error_type = coalesce(nullif(f.error_type, ''), e.error_type),
+           error = coalesce(nullif(f.error, ''), e.error),
            updated_at = now()
-      from unnest(%(message_ids)s::bigint[], %(outcomes)s::text[], %(pauses)s::float8[],
+      from unnest(%(message_ids)s::bigint[], %(outcomes)s::text[], %(states)s::text[], %(pauses)s::float8[],
                   %(error_types)s::text[], %(errors)s::text[])
-        as f (message_id, outcome, pause, error_type, error)
-      join {schema}.consumer_group_config g on g.id = %(group_id)s
+        as f (message_id, outcome, state, pause, error_type, error)
      where e.group_id = %(group_id)s
        and e.message_id = f.message_id
        and e.message_id = any(%(message_ids)s::bigint[])  -- or all the dead rows of the group may be read for the join
@@ -424,9 +404,7 @@ recorded as (
 freed as (
     update {schema}.exception_queue_{stream} e
        set state = case when not o.started and e.concurrency is not null then 'deferred'
-                        when not o.started then 'ready'
-                        when e.failures + 1 > g.max_retries then 'dead'
-                        else 'ready'
+                        else 'ready'  -- and dead when it is taken again, should its retries be spent
                    end,
            failures = e.failures + o.started::int,
            can_run_after = case when o.started then now() + g.retry_base else now() end,

@@ -1,10 +1,10 @@
 -- name: insert_group
 -- Register a consumer group, unless there is one of this name; a second caller waits for the first to commit.
 insert into {schema}.consumer_group_config
-       (stream_id, name, max_retries, retry_base, retry_exponent, retry_cap, concurrency, delivery_log,
-        start_at)
-values (%(stream_id)s, %(name)s, %(max_retries)s, %(retry_base)s, %(retry_exponent)s, %(retry_cap)s,
-        %(concurrency)s, %(delivery_log)s, %(start_at)s)
+       (stream_id, name, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap, concurrency, limits,
+        delivery_log, start_at)
+values (%(stream_id)s, %(name)s, %(timeout)s, %(max_retries)s, %(max_delays)s, %(retry_base)s, %(retry_exponent)s,
+        %(retry_cap)s, %(concurrency)s, %(limits)s, %(delivery_log)s, %(start_at)s)
 on conflict (stream_id, name) do nothing
 returning id
 
@@ -16,28 +16,39 @@ values (%(group_id)s, %(claimed)s)
 -- name: update_group
 -- Give a group the settings that were declared last.
 update {schema}.consumer_group_config
-   set max_retries = %(max_retries)s,
+   set timeout = %(timeout)s,
+       max_retries = %(max_retries)s,
+       max_delays = %(max_delays)s,
        retry_base = %(retry_base)s,
        retry_exponent = %(retry_exponent)s,
        retry_cap = %(retry_cap)s,
        concurrency = %(concurrency)s,
+       limits = %(limits)s,
        delivery_log = %(delivery_log)s,
        updated_at = now()
  where id = %(id)s
 
 -- name: get_group
 -- Read one group of a stream by name.
-select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency,
-       g.delivery_log, g.start_at, g.created_at, g.updated_at
+select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g.retry_base, g.retry_exponent, g.retry_cap,
+       g.concurrency, g.limits, g.delivery_log, g.start_at, g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  where g.stream_id = %(stream_id)s
    and g.name = %(name)s
 
+-- name: reread_group
+-- Read one group by its id, whatever it is called by now.
+select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g.retry_base, g.retry_exponent, g.retry_cap,
+       g.concurrency, g.limits, g.delivery_log, g.start_at, g.created_at, g.updated_at
+  from {schema}.consumer_group_config g
+  join {schema}.stream_config s on s.id = g.stream_id
+ where g.id = %(group_id)s
+
 -- name: list_groups
 -- Read every group, or those of one stream.
-select g.id, s.name as stream, g.name, g.max_retries, g.retry_base, g.retry_exponent, g.retry_cap, g.concurrency,
-       g.delivery_log, g.start_at, g.created_at, g.updated_at
+select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g.retry_base, g.retry_exponent, g.retry_cap,
+       g.concurrency, g.limits, g.delivery_log, g.start_at, g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  where %(stream_id)s::bigint is null

@@ -63,6 +63,7 @@ select distinct i.id, i.hostname, i.pid, i.started_at, i.expires_at
 -- Ask in one go, for the groups of one stream: is there anything to claim, to take over or to free, when is the
 -- next retry due (in seconds, null for none), and which versions wait for a process that can read them?
 select c.group_id,
+       g.updated_at,
        g.concurrency <> 'parallel' or s.keyed as gated,
        -- In order: `exists` drops an order, and may read through what is claimed.
        (select m.id from {schema}.message_log_{stream} m where m.id > c.claimed order by m.id limit 1) is not null as fresh,

@@ -103,7 +103,9 @@ class World:
 
 def failures(message_ids: list[int]) -> Failures:
     count = len(message_ids)
-    return Failures(message_ids, ["failed"] * count, [0.0] * count, ["ValueError"] * count, ["late"] * count)
+    return Failures(
+        message_ids, ["failed"] * count, ["ready"] * count, [0.0] * count, ["ValueError"] * count, ["late"] * count
+    )
 
 
 @pytest.fixture
@@ -266,7 +268,7 @@ def test_a_row_whose_process_died_is_kept_with_that_process(world: World) -> Non
         " order by message_id",
         before,
     ).fetchall()
-    assert kept == [(1, "died", "ProcessDied", "gone", 7), (2, "dead", "ProcessDied", "gone", 7)]
+    assert kept == [(1, "died", "ProcessDied", "gone", 7), (2, "died", "ProcessDied", "gone", 7)]
 
 
 def test_what_a_process_says_that_lost_its_lease_leaves_no_trace(world: World) -> None:

@@ -42,7 +42,7 @@ ARGUMENTS: dict[str, Any] = {
     "concurrencies": ["ordered", None],
     "config": b"{}",
     "done": [[1, 2], []],
-    "failures": Failures([1], ["failed"], [0.0], ["ValueError"], ["no"]),
+    "failures": Failures([1], ["failed"], ["ready"], [0.0], ["ValueError"], ["no"]),
     "family": FAMILY,
     "exceptions": 0,
     "fingerprint": "x",
@@ -368,7 +368,7 @@ def test_producing_reads_nothing(full_url: str, generic: bool) -> None:
 @pytest.mark.parametrize("rows", [1, 100])
 def test_giving_exceptions_back_reads_those_rows_or_all_in_flight(full_url: str, generic: bool, rows: int) -> None:
     ids = [DEAD + number for number in range(1, rows + 1)]
-    failures = Failures(ids, ["failed"] * rows, [0.0] * rows, ["E"] * rows, ["no"] * rows)
+    failures = Failures(ids, ["failed"] * rows, ["ready"] * rows, [0.0] * rows, ["E"] * rows, ["no"] * rows)
     for statement in (
         statements.complete_exceptions(FAMILY, group_id=1, token=TOKEN, message_ids=ids),
         statements.return_exceptions(FAMILY, group_id=1, instance_id=2, token=TOKEN, failures=failures),

@@ -22,11 +22,14 @@ table consumer_group_config
     id bigint not null generated always as identity
     stream_id bigint not null
     name text not null
+    timeout interval
     max_retries integer not null
+    max_delays integer
     retry_base interval not null
     retry_exponent double precision not null
     retry_cap interval not null
     concurrency text not null
+    limits json not null
     delivery_log text not null
     start_at text not null
     created_at timestamp with time zone not null default now()
@@ -34,6 +37,7 @@ table consumer_group_config
     constraint consumer_group_config_check CHECK ((retry_cap >= retry_base))
     constraint consumer_group_config_concurrency_check CHECK ((concurrency = ANY (ARRAY['parallel'::text, 'exclusive'::text, 'ordered'::text])))
     constraint consumer_group_config_delivery_log_check CHECK ((delivery_log = ANY (ARRAY['failures'::text, 'off'::text])))
+    constraint consumer_group_config_max_delays_check CHECK (((max_delays >= 0) AND (max_delays <= 1000000)))
     constraint consumer_group_config_max_retries_check CHECK (((max_retries >= 0) AND (max_retries <= 1000000)))
     constraint consumer_group_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
     constraint consumer_group_config_pkey PRIMARY KEY (id)
@@ -41,6 +45,7 @@ table consumer_group_config
     constraint consumer_group_config_retry_exponent_check CHECK (((retry_exponent >= (1)::double precision) AND (retry_exponent <= (10)::double precision)))
     constraint consumer_group_config_stream_id_fkey FOREIGN KEY (stream_id) REFERENCES sqlstreams.stream_config(id) ON DELETE CASCADE
     constraint consumer_group_config_stream_id_name_key UNIQUE (stream_id, name)
+    constraint consumer_group_config_timeout_check CHECK ((timeout > '00:00:00'::interval))
 CREATE UNIQUE INDEX consumer_group_config_pkey ON sqlstreams.consumer_group_config USING btree (id)
 CREATE UNIQUE INDEX consumer_group_config_stream_id_name_key ON sqlstreams.consumer_group_config USING btree (stream_id, name)
 

@@ -452,11 +452,11 @@ def test_a_change_is_told_in_words(old: list[Any], new: list[Any], words: str) -
 
 @given(st.dictionaries(texts, texts, min_size=1, max_size=5))
 def test_headers_come_back_as_they_were(headers: dict[str, str]) -> None:
-    assert decode_headers(encode_options(headers=headers, concurrency=None)) == headers
+    assert decode_headers(encode_options(headers=headers)) == headers
 
 
 def test_no_headers_take_no_room() -> None:
-    assert encode_options(headers=None, concurrency=None) is encode_options(headers={}, concurrency=None) is None
+    assert encode_options(headers=None) is encode_options(headers={}) is None
     assert decode_headers(None) == {}
 
 
@@ -477,6 +477,6 @@ def test_no_headers_take_no_room() -> None:
 )
 def test_headers_that_cannot_be_stored_are_refused(headers: Any, problem: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        encode_options(headers=headers, concurrency=None)
+        encode_options(headers=headers)
     assert refused.value.field == "headers"
     assert refused.value.problem.startswith(problem)
