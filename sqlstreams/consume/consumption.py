@@ -19,7 +19,7 @@ from sqlstreams.consume.hole_watch import HoleWatch
 from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
 from sqlstreams.consume.presence import Progress
-from sqlstreams.consume.ranges import ID, Keyed, Range, Retries, Work, asks_for_keys
+from sqlstreams.consume.ranges import ID, KEY, Keyed, Range, Retries, Work, asks_for_keys
 from sqlstreams.consume.reading import Reader
 from sqlstreams.consume.recorder import Recorder, Returned
 from sqlstreams.consume.stopping import Stop
@@ -509,6 +509,10 @@ class Consumption:
                     versions=self._unread,
                 )
             )
+            for row in rows:
+                if row[ID] is None:
+                    self._recorder.key_freed(row[KEY])
+            rows = [row for row in rows if row[ID] is not None]
             if rows:
                 retries = self._recorder.retries[token] = Retries(token, rows)
                 for keyed in retries.keyed.values():

@@ -216,9 +216,11 @@ select message_id, state, extract(epoch from can_run_after - clock_timestamp()):
   from recorded
 
 -- name: claim_exceptions
--- Take rows that are due, the longest due first, and such of `versions` as no process could read that met them. As many as handlers are `free` start at once, and say so; a row that
--- may be a killer says so right before it starts. A row whose key matters needs the key as well, and brings the messages
--- that wait right behind it; without the key it waits for that.
+-- Take rows that are due, the longest due first, and such of `versions` as no process could read that met them. As many
+-- as handlers are `free` start at once, and say so; a row that may be a killer says so right before it starts. A row
+-- whose key matters needs the key as well, and brings the messages that wait right behind it; without the key it waits
+-- for that. Such a key is named in a row without an id: whoever had it may have given it up before anyone could see that
+-- something waits.
 with retries as materialized (
     select message_id, message_key, concurrency, alone, can_run_after,
            set_config('synchronous_commit', 'off', true) as lazily
@@ -313,12 +315,16 @@ waiting as (
            updated_at = now()
      where e.group_id = %(group_id)s
        and e.message_id = any(array(select message_id from due except select message_id from heads))
+    returning e.message_key
 )
 select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, t.failures, t.delays,
        t.concurrency, t.alone
   from taken t
   join {schema}.message_log_{stream} m on m.id = t.message_id
- order by m.id
+ union all
+select null, null, message_key, null, null, null, null, null, null, null, null
+  from waiting
+ order by id
 
 -- name: complete_exceptions
 -- Remove rows whose message was handled, if they are still ours.
