@@ -76,6 +76,7 @@ class Recorder:
         self._waiting: list[Returned] = []
         self._added = asyncio.Event()
         self._emptied = asyncio.Event()
+        self._is_recording = False
 
     def add(self, returned: Returned) -> None:
         """Have a delivery's end recorded."""
@@ -94,7 +95,7 @@ class Recorder:
 
     async def drain(self) -> None:
         """Wait until everything that was added is recorded."""
-        while self._waiting or self._idle_keys or self._free_keys:
+        while self._waiting or self._idle_keys or self._free_keys or self._is_recording:
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -104,10 +105,12 @@ class Recorder:
         while True:
             await self._added.wait()
             self._added.clear()
+            self._is_recording = True
             try:
                 await self._record(list(self._waiting))
                 await self._release_keys()
                 await self._promote()
+                self._is_recording = False
                 self._emptied.set()
                 pause = 0.0
             except (psycopg.Error, DatabaseUnavailable, NotInstalled) as error:

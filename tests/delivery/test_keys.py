@@ -158,6 +158,45 @@ async def test_order_holds_across_processes_that_come_and_go_and_fail(database_u
         assert sum(map(len, seen.values())) == 700
 
 
+async def test_a_process_that_stops_still_lets_the_next_message_of_its_key_go(database_url: str) -> None:
+    async with AsyncClient(database_url) as client, AsyncClient(database_url) as other:
+        # Given a key whose first message runs here, while its second waits, claimed by another process
+        consumer = await _stream_with(client, [("k", "first"), ("other", "filler")], concurrency="ordered")
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        async def handle(note: Note) -> None:
+            began.set()
+            await may_end.wait()
+
+        task = asyncio.create_task(consumer.consume(handle, signals=False, concurrency=1, prefetch=1))
+        await asyncio.wait_for(began.wait(), 10)
+        await eventually(lambda: consumer.stats.claimed == 2)
+        await client.stream("notes", Note).producer().produce(Note("second"), key="k")
+        waiting = other.stream("notes", Note).consumer("g")
+        async with consuming(waiting, handle):
+            await eventually(lambda: waiting.stats.deferred == 1)
+        async with client._database.connection() as holder:
+            # When this process ends while its word that the key is free is still on the way
+            async with holder.transaction():
+                await holder.execute("select from sqlstreams.exception_queue_1 for update")
+                may_end.set()
+                await eventually(lambda: _somebody_waits_for_a_lock(other))
+                task.cancel()
+                await asyncio.wait([task], timeout=0.5)
+            await asyncio.wait([task])
+            # Then the second message may go
+            row = await (await holder.execute("select state from sqlstreams.exception_queue_1")).fetchone()
+        assert row == ("ready",)
+
+
+async def _somebody_waits_for_a_lock(client: AsyncClient) -> bool:
+    async with client._database.connection() as connection:
+        cursor = await connection.execute(
+            "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        return await cursor.fetchone() is not None
+
+
 async def test_a_message_can_ask_for_order_in_a_group_that_does_not(database_url: str) -> None:
     async with AsyncClient(database_url) as client:
         stream = await client.stream("notes", Note).register()
