@@ -44,6 +44,8 @@ create table {schema}.consumer_group_config (
     limits         json not null,
     delivery_log   text not null check (delivery_log in ('failures', 'off')),
     start_at       text not null,
+    -- Patterns of routing keys, as declared; none takes every message.
+    bindings       text[] not null default '{}',
     created_at     timestamptz not null default now(),
     updated_at     timestamptz not null default now(),
     unique (stream_id, name)
@@ -61,9 +63,12 @@ create table {schema}.consumer_group_config_log (
 
 -- `claimed` is the last id handed to a process; what is finished follows from it and the open leases.
 -- Half of each page stays free, so that moving the cursor never touches the index.
+-- `bindings` is what claims take from now on, as patterns of LIKE; null takes every message. Here, so that a claim that
+-- waited for a declaration goes by it.
 create table {schema}.consumer_group_cursor (
     group_id bigint primary key references {schema}.consumer_group_config on delete cascade,
-    claimed  bigint not null
+    claimed  bigint not null,
+    bindings text[]
 ) with (fillfactor = 50);
 
 create table {schema}.consumer_instance (
@@ -79,7 +84,8 @@ create table {schema}.consumer_instance (
 
 -- One row is the right to deliver ids low to high to one group. Everything up to `resolved` and in `done` is finished.
 -- A row without an instance is free for any process of the group. `gated` ranges have taken or deferred every key of
--- theirs; `running` is the message that is being run alone, because a process died while it held the range.
+-- theirs; `running` is the message that is being run alone, because a process died while it held the range. `bindings`
+-- are those of the claim: which messages of the range are the group's.
 create table {schema}.claim_lease (
     token       uuid primary key,
     group_id    bigint not null references {schema}.consumer_group_config on delete cascade,
@@ -91,6 +97,7 @@ create table {schema}.claim_lease (
     reclaims    integer not null default 0,
     gated       boolean not null default false,
     running     bigint,
+    bindings    text[],
     claimed_at  timestamptz not null default now()
 ) with (fillfactor = 50);
 create index claim_lease_group on {schema}.claim_lease (group_id, low);

@@ -23,6 +23,7 @@ from sqlstreams.errors import (
 )
 from sqlstreams.migration import library_version as _library_version
 from sqlstreams.model import (
+    BindingPreview,
     BlockedKey,
     ConsumerStats,
     DeadLetter,
@@ -42,6 +43,7 @@ from sqlstreams.model import (
     Reclaim,
     Redriven,
     Rewind,
+    RoutingKeyUse,
     ServerSettings,
     ServerStatus,
     Skip,
@@ -63,6 +65,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncStream",
     "AsyncSystem",
+    "BindingPreview",
     "BlockedKey",
     "Client",
     "Consumer",
@@ -98,6 +101,7 @@ __all__ = [
     "Reclaim",
     "Redriven",
     "Rewind",
+    "RoutingKeyUse",
     "SchemaTooNew",
     "ServerSettings",
     "ServerStatus",

@@ -13,6 +13,7 @@ from sqlstreams import migration, statements
 from sqlstreams.codec import Codec, describe_change, fingerprint
 from sqlstreams.errors import DestroyRefused, InvalidInput, NotFound, NotInstalled, PayloadShapeChanged
 from sqlstreams.model import (
+    BindingPreview,
     BlockedKey,
     DeadLetter,
     DeadLetterDetail,
@@ -37,6 +38,7 @@ from sqlstreams.model import (
     VersionUse,
 )
 from sqlstreams.options import MAX_ID, DeadFilter, GroupOptions, Start, StreamOptions
+from sqlstreams.routing import like_patterns
 from sqlstreams.statements import Act, Applied, Family, NamedStream, SettledHead, ask
 
 _UNSEEN: Final = timedelta(days=1)
@@ -321,13 +323,15 @@ def register_group(schema: str, *, stream: str, name: str, start: Start, options
     )
     if created:
         claimed = yield from _position(Family(schema, info.id), start)
-        yield from ask(statements.insert_cursor(schema, group_id=created[0].id, claimed=claimed))
+        patterns = like_patterns(options.bindings)
+        yield from ask(statements.insert_cursor(schema, group_id=created[0].id, claimed=claimed, patterns=patterns))
         group = yield from _get_group(schema, info, name)
         yield from _log_group(schema, info, group, "registered")
         return group
     group = yield from _get_group(schema, info, name)
     if _settings(group, GroupOptions) != options:
         yield from ask(statements.update_group(schema, group_id=group.id, options=options))
+        yield from ask(statements.bind_group(schema, group_id=group.id, patterns=like_patterns(options.bindings)))
         group = yield from _get_group(schema, info, name)
         yield from _log_group(schema, info, group, "changed")
     return group
@@ -365,6 +369,18 @@ def list_blocked_keys(schema: str, *, stream: str, name: str, limit: int) -> Act
     info = yield from get_stream(schema, name=stream)
     group = yield from _get_group(schema, info, name)
     return (yield from ask(statements.list_blocked_keys(Family(schema, info.id), group_id=group.id, limit=limit)))
+
+
+def preview_bindings(schema: str, *, stream: str, bindings: tuple[str, ...], last: int) -> Act[BindingPreview]:
+    """Read what bindings would take of the last messages of a stream."""
+    info = yield from get_stream(schema, name=stream)
+    statement = statements.preview_bindings(Family(schema, info.id), patterns=like_patterns(bindings), last=last)
+    uses = yield from ask(statement)
+    return BindingPreview(
+        looked_at=sum(use.messages for use in uses),
+        matching=sum(use.messages for use in uses if use.matches),
+        routing_keys=tuple(uses),
+    )
 
 
 def list_unread_versions(schema: str, *, stream: str, name: str) -> Act[list[UnreadVersion]]:

@@ -25,6 +25,7 @@ from sqlstreams.consume.workers import Handler
 from sqlstreams.database import AsyncDatabase, address
 from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
+    BindingPreview,
     BlockedKey,
     ConsumerStats,
     DeadLetter,
@@ -69,6 +70,7 @@ from sqlstreams.options import (
 from sqlstreams.produce.append import LogRoom, aappend, aappend_within
 from sqlstreams.produce.batch import Batch, Encoded, Encoder
 from sqlstreams.produce.group_commit import AsyncGroupCommit
+from sqlstreams.routing import check_bindings
 from sqlstreams.statements import Act, Family, mark_keyed
 from sqlstreams.wake import Notifier
 
@@ -449,6 +451,7 @@ class AsyncConsumer(Generic[PayloadT]):
         concurrency: str = "parallel",
         limits: DeliveryLimits | None = None,
         delivery_log: str = "failures",
+        bindings: Sequence[str] | None = None,
     ) -> Self:
         """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
 
@@ -456,14 +459,15 @@ class AsyncConsumer(Generic[PayloadT]):
         message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
         `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
         "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
-        earlier ones of its key are done or dead.
+        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is "off".
 
         A delivery that takes longer than `timeout` has failed: an async handler is cancelled; a thread is left to
         itself, and what it returns is ignored. A message that is delayed more than `max_delays` times is dead. Messages
-        and producers may ask for other values of all of these; `limits` bound them. Raises `NotFound` without the
-        stream.
-        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is
-        "off". Raises `NotFound` without the stream.
+        and producers may ask for other values of all of these; `limits` bound them.
+
+        `bindings` are patterns of routing keys in which `*` stands for any characters: the group takes the messages
+        that match one of them, and those without a routing key not. None or no pattern takes every message. Bindings
+        count for the messages that are claimed from now on. Raises `NotFound` without the stream.
         """
         options = GroupOptions(
             timeout=timeout,
@@ -475,6 +479,7 @@ class AsyncConsumer(Generic[PayloadT]):
             concurrency=concurrency,
             limits=limits or DeliveryLimits(),
             delivery_log=delivery_log,
+            bindings=check_bindings("bindings", bindings),
         )
         check_start("start", start)
         await self._client._run(
@@ -512,6 +517,14 @@ class AsyncConsumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return await self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    async def preview_bindings(self, bindings: Sequence[str] | None, *, last: int = 1_000) -> BindingPreview:
+        """Return what bindings would take of the stream's last messages, without declaring them."""
+        check_integer("last", last, low=1, high=1_000_000)
+        checked = check_bindings("bindings", bindings)
+        return await self._client._run(
+            lambda: acts.preview_bindings(self._schema, stream=self._stream.name, bindings=checked, last=last)
         )
 
     async def preview_rewind(self, to: Start) -> Rewind:
@@ -739,14 +752,14 @@ class AsyncConsumer(Generic[PayloadT]):
         with stopped_by_signals(stop) if signals else nullcontext():
             found = await stop.unless_asked(self._subject())
             if found is not None:
-                subject, gated = found
+                subject, group = found
                 reader = Reader(self._stream._codec, upcast, group=str(subject))
                 consumption = Consumption(
-                    subject, reader=reader, handler=handler, options=options, stop=stop, gated=gated
+                    subject, reader=reader, handler=handler, options=options, stop=stop, group=group
                 )
                 await consumption.run()
 
-    async def _subject(self) -> tuple[Subject, bool]:
+    async def _subject(self) -> tuple[Subject, GroupInfo]:
         info = await self._client._run(lambda: acts.get_stream(self._schema, name=self._stream.name))
         group = await self._client._run(lambda: acts.get_group(self._schema, stream=self._stream.name, name=self.name))
         subject = Subject(
@@ -759,7 +772,7 @@ class AsyncConsumer(Generic[PayloadT]):
             stats=self.stats,
             budgets=Budgets(group),
         )
-        return subject, group.concurrency != "parallel"
+        return subject, group
 
 
 class _Log:

@@ -22,6 +22,7 @@ from sqlstreams.consume.workers import Handler
 from sqlstreams.database import Database, address
 from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
+    BindingPreview,
     BlockedKey,
     ConsumerStats,
     DeadLetter,
@@ -66,6 +67,7 @@ from sqlstreams.options import (
 from sqlstreams.produce.append import LogRoom, append, append_within
 from sqlstreams.produce.batch import Batch, Encoded, Encoder
 from sqlstreams.produce.group_commit import GroupCommit
+from sqlstreams.routing import check_bindings
 from sqlstreams.statements import Act, Family, mark_keyed
 from sqlstreams.wake import Notifier
 
@@ -440,6 +442,7 @@ class Consumer(Generic[PayloadT]):
         concurrency: str = "parallel",
         limits: DeliveryLimits | None = None,
         delivery_log: str = "failures",
+        bindings: Sequence[str] | None = None,
     ) -> Self:
         """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
 
@@ -447,14 +450,15 @@ class Consumer(Generic[PayloadT]):
         message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
         `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
         "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
-        earlier ones of its key are done or dead.
+        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is "off".
 
         A delivery that takes longer than `timeout` has failed: an async handler is cancelled; a thread is left to
         itself, and what it returns is ignored. A message that is delayed more than `max_delays` times is dead. Messages
-        and producers may ask for other values of all of these; `limits` bound them. Raises `NotFound` without the
-        stream.
-        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is
-        "off". Raises `NotFound` without the stream.
+        and producers may ask for other values of all of these; `limits` bound them.
+
+        `bindings` are patterns of routing keys in which `*` stands for any characters: the group takes the messages
+        that match one of them, and those without a routing key not. None or no pattern takes every message. Bindings
+        count for the messages that are claimed from now on. Raises `NotFound` without the stream.
         """
         options = GroupOptions(
             timeout=timeout,
@@ -466,6 +470,7 @@ class Consumer(Generic[PayloadT]):
             concurrency=concurrency,
             limits=limits or DeliveryLimits(),
             delivery_log=delivery_log,
+            bindings=check_bindings("bindings", bindings),
         )
         check_start("start", start)
         self._client._run(
@@ -499,6 +504,14 @@ class Consumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    def preview_bindings(self, bindings: Sequence[str] | None, *, last: int = 1_000) -> BindingPreview:
+        """Return what bindings would take of the stream's last messages, without declaring them."""
+        check_integer("last", last, low=1, high=1_000_000)
+        checked = check_bindings("bindings", bindings)
+        return self._client._run(
+            lambda: acts.preview_bindings(self._schema, stream=self._stream.name, bindings=checked, last=last)
         )
 
     def preview_rewind(self, to: Start) -> Rewind:

@@ -103,7 +103,7 @@ class StreamStatus(Struct, frozen=True):
 
 
 class GroupInfo(Struct, frozen=True):
-    """A consumer group as it is registered."""
+    """A consumer group as it is registered. Without `bindings` it takes every message."""
 
     id: int
     stream: str
@@ -119,8 +119,26 @@ class GroupInfo(Struct, frozen=True):
 
     delivery_log: str
     start_at: str
+    bindings: tuple[str, ...]
     created_at: datetime
     updated_at: datetime
+
+
+class RoutingKeyUse(Struct, frozen=True):
+    """A routing key among messages that were looked at (None: they have none), and whether the bindings match it."""
+
+    routing_key: str | None
+    messages: int
+    last_id: int
+    matches: bool
+
+
+class BindingPreview(Struct, frozen=True):
+    """What bindings would take of the last messages of a stream: of `looked_at` messages, `matching`."""
+
+    looked_at: int
+    matching: int
+    routing_keys: tuple[RoutingKeyUse, ...]
 
 
 class Holder(Struct, frozen=True):

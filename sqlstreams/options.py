@@ -77,6 +77,7 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
     often a message may be delayed. `limits` bound what messages ask for themselves. `delivery_log` says what the
     history keeps: `failures` keeps every delivery that did not succeed, and what became of dead letters; `off` keeps
     nothing.
+    `bindings` are patterns of routing keys, as `routing.check_bindings` returns them.
     """
 
     timeout: timedelta | None = None
@@ -88,6 +89,7 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
     concurrency: str = "parallel"
     limits: DeliveryLimits = msgspec.field(default_factory=DeliveryLimits)
     delivery_log: str = "failures"
+    bindings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_concurrency("concurrency", self.concurrency)

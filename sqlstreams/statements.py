@@ -24,6 +24,7 @@ from sqlstreams.model import (
     Privileges,
     Reclaim,
     Redriven,
+    RoutingKeyUse,
     ServerSettings,
     StoredMessage,
     StreamInfo,
@@ -141,13 +142,14 @@ class SettledHead(Struct, frozen=True):
 class Polled(Struct, frozen=True):
     """What there is to do for one group. `due_in` is in seconds until the next retry.
 
-    `gated` says whether keys matter to its claims, `updated_at` when its settings changed last, `unread` which versions
-    wait for a process that can read them.
+    `gated` says whether keys matter to its claims, `bound` whether bindings do; `updated_at` when its settings changed
+    last, `unread` which versions wait for a process that can read them.
     """
 
     group_id: int
     updated_at: datetime
     gated: bool
+    bound: bool
     fresh: bool
     loose: bool
     orphaned: bool
@@ -209,7 +211,8 @@ def _stored_message(
 def _group(*columns: Any) -> GroupInfo:
     group = GroupInfo(*columns)
     limits: Any = group.limits  # as JSON so far
-    return msgspec.structs.replace(group, limits=msgspec.json.decode(limits, type=DeliveryLimits))
+    decoded = msgspec.json.decode(limits, type=DeliveryLimits)
+    return msgspec.structs.replace(group, limits=decoded, bindings=tuple(group.bindings))
 
 
 def _reclaim(group_id: int, low: int, high: int, resolved: int, done: list[int], *rest: Any) -> Reclaim:
@@ -360,6 +363,10 @@ def get_payload_schema(schema: str, *, stream_id: int, schema_version: int) -> S
     return _of_system("get_payload_schema", schema, PayloadShape, parameters)
 
 
+def preview_bindings(family: Family, *, patterns: list[str] | None, last: int) -> Statement[RoutingKeyUse]:
+    return _of_family("preview_bindings", family, RoutingKeyUse, {"patterns": patterns, "last": last})
+
+
 def list_versions(family: Family) -> Statement[VersionRow]:
     return _of_family("list_versions", family, VersionRow, {"stream_id": family.stream})
 
@@ -435,8 +442,13 @@ def insert_group(
     return _of_system("insert_group", schema, Identified, parameters)
 
 
-def insert_cursor(schema: str, *, group_id: int, claimed: int) -> Statement[Nothing]:
-    return _of_system("insert_cursor", schema, _nothing, {"group_id": group_id, "claimed": claimed})
+def insert_cursor(schema: str, *, group_id: int, claimed: int, patterns: list[str] | None) -> Statement[Nothing]:
+    parameters = {"group_id": group_id, "claimed": claimed, "patterns": patterns}
+    return _of_system("insert_cursor", schema, _nothing, parameters)
+
+
+def bind_group(schema: str, *, group_id: int, patterns: list[str] | None) -> Statement[Nothing]:
+    return _of_system("bind_group", schema, _nothing, {"group_id": group_id, "patterns": patterns})
 
 
 def update_group(schema: str, *, group_id: int, options: GroupOptions) -> Statement[Nothing]:
@@ -444,7 +456,8 @@ def update_group(schema: str, *, group_id: int, options: GroupOptions) -> Statem
 
 
 def _settings(options: GroupOptions) -> Mapping[str, object]:
-    return {**msgspec.structs.asdict(options), "limits": msgspec.json.encode(options.limits).decode()}
+    limits = msgspec.json.encode(options.limits).decode()
+    return {**msgspec.structs.asdict(options), "limits": limits, "bindings": list(options.bindings)}
 
 
 def get_group(schema: str, *, stream_id: int, name: str) -> Statement[GroupInfo]:
@@ -660,6 +673,31 @@ def claim(
         "gated": gated,
     }
     return _of_family("claim", family, _columns, parameters)
+
+
+def claim_bound(
+    family: Family,
+    *,
+    group_id: int,
+    instance_id: int,
+    token: UUID,
+    limit: int,
+    scan: int,
+    settled: int,
+    finished: list[UUID],
+    gated: bool,
+) -> Statement[Columns]:
+    parameters = {
+        "group_id": group_id,
+        "instance_id": instance_id,
+        "token": token,
+        "limit": limit,
+        "scan": scan,
+        "settled": settled,
+        "finished": finished,
+        "gated": gated,
+    }
+    return _of_family("claim_bound", family, _columns, parameters)
 
 
 def finish(schema: str, *, instance_id: int, finished: list[UUID]) -> Statement[Owned]:

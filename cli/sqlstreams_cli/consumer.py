@@ -8,7 +8,7 @@ import typer
 
 from sqlstreams_cli import render
 from sqlstreams_cli.commands import command, noun
-from sqlstreams_cli.connect import Session
+from sqlstreams_cli.connect import Session, talk
 from sqlstreams_cli.guard import confirm, confirm_destroying
 from sqlstreams_cli.values import describe_time, parse_duration, parse_position
 
@@ -80,6 +80,14 @@ def register(
         str,
         typer.Option(metavar="MODE", help="What messages of one key may do: run parallel, exclusive, or ordered."),
     ] = "parallel",
+    bindings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--binding",
+            metavar="PATTERN",
+            help="Take only messages whose routing key matches; * is any characters. May be given several times.",
+        ),
+    ] = None,
 ) -> None:
     """Declare a group.
 
@@ -99,6 +107,7 @@ def register(
             retry_cap=cap,
             delivery_log=delivery_log,
             concurrency=concurrency,
+            bindings=bindings,
         )
         _show(session, consumer)
 
@@ -121,6 +130,39 @@ def blocked(
     else:
         columns = ("key", "waiting", "first_id", "blocked_by", "state", "failures", "can_run_after", "pid")
         render.print_table([render.fields(each) for each in keys], columns)
+
+
+@command(app, "bindings", example="sqlstreams consumer bindings invoice-runner --stream invoices --try 'eu.*'")
+def bindings(
+    session: Session,
+    group: Group,
+    stream: OfStream,
+    tried: Annotated[
+        list[str] | None,
+        typer.Option("--try", metavar="PATTERN", help="Try this instead, and others given so; nothing is declared."),
+    ] = None,
+    last: Annotated[int, typer.Option(metavar="N", help="How many messages to look at.")] = 1_000,
+) -> None:
+    """Show what a group's bindings take of the last messages, by routing key.
+
+    JSON: one object with the fields of BindingPreview, and bindings: the patterns.
+    """
+    from sqlstreams.errors import NotFound
+
+    with session.client() as client:
+        consumer = client.stream(stream).consumer(group)
+        info = consumer.get()
+        if info is None:
+            raise NotFound("consumer group", f"{group} on {stream}")
+        patterns = tuple(tried or info.bindings)
+        preview = consumer.preview_bindings(patterns, last=last)
+    if session.as_json:
+        render.print_json({"bindings": patterns, **render.fields(preview)})
+    else:
+        shown = ", ".join(patterns) or "no bindings, so everything"
+        talk(f"{preview.matching:,} of the last {preview.looked_at:,} messages match: {shown}")
+        rows = [render.fields(use) for use in preview.routing_keys]
+        render.print_table(rows, ("routing_key", "messages", "last_id", "matches"))
 
 
 @command(app, "rename", example="sqlstreams consumer rename invoice-runner runner --stream invoices")

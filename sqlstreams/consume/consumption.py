@@ -15,6 +15,7 @@ from msgspec import Struct
 from psycopg import errors as pg
 
 from sqlstreams import statements
+from sqlstreams.consume.claiming import Claimed, read_bound_claim, read_claim
 from sqlstreams.consume.hole_watch import HoleWatch
 from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
@@ -29,6 +30,7 @@ from sqlstreams.consume.work_queue import WorkQueue
 from sqlstreams.consume.workers import Handler, Workers
 from sqlstreams.database import is_broken
 from sqlstreams.errors import DatabaseUnavailable, NotFound, NotInstalled
+from sqlstreams.model import GroupInfo
 from sqlstreams.statements import Columns, Polled
 
 _log = logging.getLogger("sqlstreams.consume")
@@ -39,6 +41,8 @@ _LONGEST_PAUSE: Final = 5.0
 # Messages that wait for a key are let go by whoever gives it up; this is for those who died before they could.
 _SWEEP_EVERY: Final = 30.0
 _FOLLOWERS: Final = 100
+# How many ids a claim of a group with bindings looks through for messages that match.
+_SCAN: Final = 20_000
 _CLEANUP: Final = 10.0
 
 
@@ -61,7 +65,7 @@ class Consumption:
         handler: Handler,
         options: ConsumeOptions,
         stop: Stop,
-        gated: bool,
+        group: GroupInfo,
     ) -> None:
         self.stream_id = subject.family.stream
         self.group_id = subject.group_id
@@ -100,7 +104,8 @@ class Consumption:
         self._loose = True
         self._orphaned = False
         self._doubtful = False
-        self._gated = gated
+        self._gated = group.concurrency != "parallel"
+        self._bound = bool(group.bindings)
         self._start_over = False
         self._changed = False
         self._swept_at = -_SWEEP_EVERY
@@ -257,6 +262,7 @@ class Consumption:
         if found.fresh and not self._fresh:
             self._stats.woken_by_poll += 1
         self._gated |= found.gated
+        self._bound = found.bound
         self._changed |= found.updated_at != self._subject.budgets.group.updated_at
         self._fresh |= found.fresh
         self._loose |= found.loose
@@ -375,38 +381,44 @@ class Consumption:
         await self._holes.look()
         # What is being finished stays known until that is answered: a twin of ours may disown meanwhile.
         token, finished = uuid4(), list(self._finished)
-        rows, gated = await self._lease(
-            statements.claim(
-                self._subject.family,
-                group_id=self.group_id,
-                instance_id=self._presence.instance_id,
-                token=token,
-                limit=self._pace.limit,
-                settled=self._holes.settled,
-                finished=finished,
-                gated=self._gated,
-            ),
-            token=token,
-            steal=False,
-        )
+        claimed, gated = await self._ask_for_range(token, finished)
         del self._finished[: len(finished)]
         self._stats.claims += 1
-        if rows and rows[0][ID] is None:
+        if claimed.at_hole:
             self._fresh = await self._holes.meet()
             return self._fresh
         self._holes.closed()
-        if not rows:
+        if claimed.high is None:
             return False
         # A claim that was not filled has met the end or a hole; it is worth another look when its work is finished.
-        self._fresh = len(rows) >= self._pace.limit
+        self._fresh = claimed.is_full
         self._look_again = not self._fresh
+        rows = claimed.rows
+        if not rows:
+            return True
         self._pace.claimed(rows, now=time.monotonic())
         if not self._gated and any(asks_for_keys(row) for row in rows):
             # Nothing of it has begun: it is given back as unknown, and taken again with its keys.
             self._gated = self._doubtful = True
             return True
-        self._hold(token, rows, gated, low=rows[0][ID], high=rows[-1][ID], alone=False)
+        self._hold(token, rows, gated, low=claimed.low, high=claimed.high, alone=False)
         return True
+
+    async def _ask_for_range(self, token: UUID, finished: list[UUID]) -> tuple[Claimed, list[statements.Gated]]:
+        limit, is_bound = self._pace.limit, self._bound
+        asked: dict[str, Any] = {
+            "group_id": self.group_id,
+            "instance_id": self._presence.instance_id,
+            "token": token,
+            "limit": limit,
+            "settled": self._holes.settled,
+            "finished": finished,
+            "gated": self._gated,
+        }
+        family = self._subject.family
+        claim = statements.claim_bound(family, scan=_SCAN, **asked) if is_bound else statements.claim(family, **asked)
+        rows, gated = await self._lease(claim, token=token, steal=False)
+        return read_bound_claim(rows) if is_bound else read_claim(rows, limit=limit), gated
 
     async def _lease(
         self, statement: statements.Statement[Columns], *, token: UUID, steal: bool

@@ -14,6 +14,7 @@ cursor as materialized (
     select claimed, set_config('synchronous_commit', 'off', true) as lazily
       from {schema}.consumer_group_cursor
      where group_id = %(group_id)s
+       and bindings is null  -- else it is for claim_bound, and this claims nothing
        for update
 ),
 scanned as materialized (
@@ -55,6 +56,85 @@ select null, null, null, null, null, null, null
  where high is null
    and exists (select from scanned)
  order by id
+
+-- name: claim_bound
+-- Claim as above for a group with bindings: the limit counts the messages that match, and `scan` ids are looked through
+-- for them. What does not match is passed, and a range without a match needs no lease. One row at least: the
+-- range passed, whether anything is behind the cursor, and whether the claim was big enough.
+with finished as (
+    delete from {schema}.claim_lease
+     where token = any(%(finished)s::uuid[])
+       and instance_id = %(instance_id)s
+),
+cursor as materialized (
+    select claimed, bindings, set_config('synchronous_commit', 'off', true) as lazily
+      from {schema}.consumer_group_cursor
+     where group_id = %(group_id)s
+       for update
+),
+reach as materialized (
+    -- A bound for ids: for a limit that large, a log never analyzed would be read to its end and sorted. From the first
+    -- visible one on, so that no run of missing ids is too wide to pass.
+    select claimed, (select m.id
+                       from {schema}.message_log_{stream} m
+                      where m.id > cursor.claimed
+                      order by m.id
+                      limit 1) + %(scan)s - 1 as until
+      from cursor
+),
+matching as materialized (
+    select m.id
+      from {schema}.message_log_{stream} m
+     where m.id > (select claimed from reach)
+       and m.id <= (select until from reach)
+       and ((select bindings is null from cursor)
+            or m.routing_key collate "C" like any((select bindings from cursor)::text[]))
+     order by m.id
+     limit %(limit)s
+),
+scanned as materialized (
+    -- Every id up to the last match, since holes are judged by all of them.
+    select id, row_number() over (order by id) as position
+      from {schema}.message_log_{stream}
+     where id > (select claimed from cursor)
+       and id <= (select case when count(*) < %(limit)s then (select until from reach) else max(id) end from matching)
+),
+taken as materialized (
+    select (select claimed from cursor) as claimed, max(id) as high
+      from scanned
+     where (id = (select claimed from cursor) + position or id <= %(settled)s)
+       and not (%(gated)s and exists (select
+                                        from {schema}.claim_lease l
+                                       where l.group_id = %(group_id)s
+                                         and not l.gated))
+),
+lease as (
+    insert into {schema}.claim_lease (token, group_id, instance_id, low, high, resolved, gated, bindings)
+    select %(token)s, %(group_id)s, %(instance_id)s, claimed + 1, high, claimed, %(gated)s, (select bindings from cursor)
+      from taken
+     where (select min(id) from matching) <= high
+),
+moved as (
+    update {schema}.consumer_group_cursor c
+       set claimed = taken.high
+      from taken
+     where c.group_id = %(group_id)s
+       and taken.high is not null
+)
+select t.claimed + 1 as low, t.high, exists (select from scanned) as seen,
+       (select count(*) from matching) >= %(limit)s
+           or (select id
+                 from {schema}.message_log_{stream}
+                where id > (select until from reach)
+                order by id
+                limit 1) is not null as is_full,
+       m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
+  from taken t
+  left join {schema}.message_log_{stream} m
+    on m.id > (select claimed from taken)
+   and m.id <= (select high from taken)
+   and m.id = any(array(select id from matching))
+ order by m.id
 
 -- name: finish
 -- Give back ranges that are finished to the last message.
@@ -101,7 +181,7 @@ taken as (
            claimed_at = now()
       from loose
      where l.token = loose.token
-    returning l.low, l.high, l.resolved, l.done, l.reclaims, loose.died
+    returning l.low, l.high, l.resolved, l.done, l.bindings, l.reclaims, loose.died
 ),
 charged as (
     insert into {schema}.exception_queue_{stream}
@@ -140,6 +220,7 @@ select t.low, t.high, t.died, t.reclaims, (select message_id from charged) as ki
     on m.id > t.resolved
    and m.id <= t.high
    and m.id <> all(t.done)
+   and (t.bindings is null or m.routing_key collate "C" like any(t.bindings))
    -- Looked up one by one: `not exists` may become a join that reads all the dead rows of the group.
    and (select true
           from {schema}.exception_queue_{stream} e

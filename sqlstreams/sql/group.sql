@@ -2,16 +2,24 @@
 -- Register a consumer group, unless there is one of this name; a second caller waits for the first to commit.
 insert into {schema}.consumer_group_config
        (stream_id, name, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap, concurrency, limits,
-        delivery_log, start_at)
+        delivery_log, start_at, bindings)
 values (%(stream_id)s, %(name)s, %(timeout)s, %(max_retries)s, %(max_delays)s, %(retry_base)s, %(retry_exponent)s,
-        %(retry_cap)s, %(concurrency)s, %(limits)s, %(delivery_log)s, %(start_at)s)
+        %(retry_cap)s, %(concurrency)s, %(limits)s, %(delivery_log)s, %(start_at)s,
+        %(bindings)s::text[])
 on conflict (stream_id, name) do nothing
 returning id
 
 -- name: insert_cursor
 -- Give a new group its cursor: everything up to `claimed` counts as handled.
-insert into {schema}.consumer_group_cursor (group_id, claimed)
-values (%(group_id)s, %(claimed)s)
+insert into {schema}.consumer_group_cursor (group_id, claimed, bindings)
+values (%(group_id)s, %(claimed)s, %(patterns)s::text[])
+
+-- name: bind_group
+-- Have every claim that begins from now on take the messages that match, and no others. A claim under way ends first.
+update {schema}.consumer_group_cursor
+   set bindings = %(patterns)s::text[]
+ where group_id = %(group_id)s
+   and bindings is distinct from %(patterns)s::text[]
 
 -- name: update_group
 -- Give a group the settings that were declared last.
@@ -25,13 +33,14 @@ update {schema}.consumer_group_config
        concurrency = %(concurrency)s,
        limits = %(limits)s,
        delivery_log = %(delivery_log)s,
+       bindings = %(bindings)s::text[],
        updated_at = now()
  where id = %(id)s
 
 -- name: get_group
 -- Read one group of a stream by name.
 select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g.retry_base, g.retry_exponent, g.retry_cap,
-       g.concurrency, g.limits, g.delivery_log, g.start_at, g.created_at, g.updated_at
+       g.concurrency, g.limits, g.delivery_log, g.start_at, g.bindings, g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  where g.stream_id = %(stream_id)s
@@ -40,7 +49,7 @@ select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g
 -- name: reread_group
 -- Read one group by its id, whatever it is called by now.
 select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g.retry_base, g.retry_exponent, g.retry_cap,
-       g.concurrency, g.limits, g.delivery_log, g.start_at, g.created_at, g.updated_at
+       g.concurrency, g.limits, g.delivery_log, g.start_at, g.bindings, g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  where g.id = %(group_id)s
@@ -48,7 +57,7 @@ select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g
 -- name: list_groups
 -- Read every group, or those of one stream.
 select g.id, s.name as stream, g.name, g.timeout, g.max_retries, g.max_delays, g.retry_base, g.retry_exponent, g.retry_cap,
-       g.concurrency, g.limits, g.delivery_log, g.start_at, g.created_at, g.updated_at
+       g.concurrency, g.limits, g.delivery_log, g.start_at, g.bindings, g.created_at, g.updated_at
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  where %(stream_id)s::bigint is null

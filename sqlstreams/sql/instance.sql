@@ -65,6 +65,7 @@ select distinct i.id, i.hostname, i.pid, i.started_at, i.expires_at
 select c.group_id,
        g.updated_at,
        g.concurrency <> 'parallel' or s.keyed as gated,
+       c.bindings is not null as bound,
        -- In order: `exists` drops an order, and may read through what is claimed.
        (select m.id from {schema}.message_log_{stream} m where m.id > c.claimed order by m.id limit 1) is not null as fresh,
        exists (select

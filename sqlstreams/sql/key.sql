@@ -11,7 +11,7 @@ select claimed, set_config('synchronous_commit', 'off', true)
 -- through here before. Messages of the keys in `chain`, which this process has already, follow what it holds of them;
 -- with `steal`, keys of dead processes are taken: right only for the lowest of their ranges.
 with lease as materialized (
-    select resolved, high, done
+    select resolved, high, done, bindings
       from {schema}.claim_lease
      where token = %(token)s
 ),
@@ -22,6 +22,7 @@ keyed as materialized (
         on m.id > l.resolved
        and m.id <= l.high
        and m.id <> all(l.done)
+       and (l.bindings is null or m.routing_key collate "C" like any(l.bindings))
       join {schema}.consumer_group_config g on g.id = %(group_id)s
      where m.message_key is not null
        and coalesce(m.options ->> 'concurrency', g.concurrency) in ('exclusive', 'ordered')

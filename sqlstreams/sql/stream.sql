@@ -183,3 +183,14 @@ select coalesce(p.schema_version, u.schema_version) as schema_version, p.registe
   from (select schema_version, registered_at from {schema}.payload_schema where stream_id = %(stream_id)s) as p
   full join used u on u.schema_version = p.schema_version
  order by 1, u.group_name
+
+-- name: preview_bindings
+-- Read the routing keys of the last messages, how many have each, and whether patterns match it.
+select routing_key, count(*) as messages, max(id) as last_id,
+       coalesce(%(patterns)s::text[] is null or routing_key collate "C" like any(%(patterns)s::text[]), false) as matches
+  from (select id, routing_key
+          from {schema}.message_log_{stream}
+         order by id desc
+         limit %(last)s) as m
+ group by routing_key
+ order by matches desc, messages desc, last_id desc

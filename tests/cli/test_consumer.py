@@ -278,3 +278,20 @@ async def test_when_the_parent_is_killed_its_processes_end_too(start: Start, not
     process.send_signal(signal.SIGKILL)
 
     await eventually(lambda: not any(lives(pid) for pid in pids(place, "hangs")))
+
+
+def test_bindings_are_declared_and_tried(run: Run, notes: str, database_url: str) -> None:
+    with Client(database_url) as client:
+        producer = client.stream(notes).producer()
+        for routing_key in ("eu.paid", "us.paid", "eu.new"):
+            producer.produce(RawPayload(b'{"n":0}'), routing_key=routing_key)
+    options = ["bound", "--stream", notes]
+    shown = run("consumer", "register", *options, "--binding", "us.*", "--binding", "ap.*", "--json").json()
+    assert shown["bindings"] == ["ap.*", "us.*"]
+
+    preview = run("consumer", "bindings", *options, "--last", "4", "--json").json()
+    assert (preview["bindings"], preview["looked_at"], preview["matching"]) == (["ap.*", "us.*"], 4, 1)
+    tried = run("consumer", "bindings", *options, "--try", "eu.*", "--last", "4")
+    assert "2 of the last 4 messages match: eu.*" in tried.err
+    assert run("consumer", "bindings", "absent", "--stream", notes).code == 1
+    assert run("consumer", "get", *options, "--json").json()["bindings"] == ["ap.*", "us.*"]

@@ -60,6 +60,7 @@ ARGUMENTS: dict[str, Any] = {
     "json_schema": b"{}",
     "keys": ["k"],
     "known": [TOKEN],
+    "last": 10,
     "leases": 0,
     "library": "1.0",
     "limit": 10,
@@ -70,6 +71,7 @@ ARGUMENTS: dict[str, Any] = {
     "messages": 1,
     "name": "notes",
     "new_name": "letters",
+    "patterns": ["eu.%"],
     "payloads": JsonArray([b"{}", b"[]"]),
     "pid": 1,
     "position": 1,
@@ -77,6 +79,7 @@ ARGUMENTS: dict[str, Any] = {
     "reason": "no",
     "resolved": [1, 2],
     "routing_keys": None,
+    "scan": 100,
     "schema": "sqlstreams",
     "schema_version": 1,
     "schema_versions": [1, 2],
@@ -154,6 +157,7 @@ def test_no_statement_selects_whatever_there_is(name: str) -> None:
 
 MESSAGES, GROUPS, DEAD, IN_FLIGHT, UNREAD, PARTITION = 100_000, 50, 50_000, 100, 10_000, 10_000
 CLAIMED = 98_500
+BOUND, BOUND_AT = 3, 60_000
 
 
 @pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
@@ -179,10 +183,14 @@ def _fill(connection: psycopg.Connection) -> None:
     for (table,) in tables:  # or PostgreSQL may analyze them when it likes
         connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
     for query in (
-        f"""insert into sqlstreams.message_log_1 (payload, created_at)
-            select '{{"text": "a"}}', now() - make_interval(secs => {MESSAGES} - n)
+        f"""insert into sqlstreams.message_log_1 (payload, routing_key, created_at)
+            select '{{"text": "a"}}', case when n % 100 = 0 then 'eu.paid' else 'us.paid' end,
+                   now() - make_interval(secs => {MESSAGES} - n)
               from generate_series(1, {MESSAGES}) as n""",
         f"update sqlstreams.consumer_group_cursor set claimed = {CLAIMED} - group_id * 200",
+        f"""update sqlstreams.consumer_group_cursor
+               set claimed = {BOUND_AT}, bindings = '{{eu.%}}'
+             where group_id = {BOUND}""",
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, failures, can_run_after)
             select 1, n, 'dead', 3, now() - interval '1 hour' from generate_series(1, {DEAD}) as n""",
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, can_run_after)
@@ -303,6 +311,29 @@ def test_a_claim_across_holes_reads_what_it_takes(full_url: str, generic: bool) 
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
     assert 100 <= plan.rows <= 210
+
+
+@modes
+@pytest.mark.parametrize(("limit", "passed"), [(10, 1_000), (100, 10_000), (500, 20_000)])
+def test_a_claim_with_bindings_reads_up_to_its_last_match(
+    full_url: str, generic: bool, limit: int, passed: int
+) -> None:
+    statement = statements.claim_bound(
+        FAMILY,
+        group_id=BOUND,
+        instance_id=2,
+        token=TOKEN,
+        limit=limit,
+        scan=20_000,
+        settled=0,
+        finished=[],
+        gated=False,
+    )
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    # Once for the matches, once for holes; and of a log never analyzed a long range once more.
+    assert 2 * passed <= plan.rows <= 3 * passed + limit + 10
+    assert len(plan.partitions) <= 2 + passed // PARTITION
 
 
 @modes

@@ -9,6 +9,7 @@ table claim_lease with (fillfactor=50)
     reclaims integer not null default 0
     gated boolean not null default false
     running bigint
+    bindings text[]
     claimed_at timestamp with time zone not null default now()
     constraint claim_lease_check CHECK ((high >= low))
     constraint claim_lease_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
@@ -32,6 +33,7 @@ table consumer_group_config
     limits json not null
     delivery_log text not null
     start_at text not null
+    bindings text[] not null default '{}'::text[]
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
     constraint consumer_group_config_check CHECK ((retry_cap >= retry_base))
@@ -68,6 +70,7 @@ sequence consumer_group_config_log_id_seq as bigint start 1 increment 1 cache 1
 table consumer_group_cursor with (fillfactor=50)
     group_id bigint not null
     claimed bigint not null
+    bindings text[]
     constraint consumer_group_cursor_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
     constraint consumer_group_cursor_pkey PRIMARY KEY (group_id)
 CREATE UNIQUE INDEX consumer_group_cursor_pkey ON sqlstreams.consumer_group_cursor USING btree (group_id)
