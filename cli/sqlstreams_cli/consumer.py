@@ -73,6 +73,12 @@ def register(
     retry_base: Annotated[str, typer.Option(metavar="DURATION", help="The pause after the first failure.")] = "1s",
     retry_exponent: Annotated[float, typer.Option(metavar="X", help="By how much each pause is longer.")] = 2.0,
     retry_cap: Annotated[str, typer.Option(metavar="DURATION", help="The longest pause.")] = "10m",
+    max_delays: Annotated[
+        int | None, typer.Option(metavar="N", help="How often a handler may delay a message. Else without end.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long one delivery may take. Else without end.")
+    ] = None,
     delivery_log: Annotated[
         str, typer.Option(metavar="MODE", help="What the history keeps: failures, or off.")
     ] = "failures",
@@ -105,6 +111,8 @@ def register(
             retry_base=base,
             retry_exponent=retry_exponent,
             retry_cap=cap,
+            max_delays=max_delays,
+            timeout=None if timeout is None else parse_duration(timeout, option="--timeout"),
             delivery_log=delivery_log,
             concurrency=concurrency,
             bindings=bindings,
