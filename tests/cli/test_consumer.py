@@ -90,9 +90,11 @@ def lives(pid: int) -> bool:
 
 def test_a_group_is_shown_with_the_fields_of_the_library(run: Run, notes: str) -> None:
     options = ["--stream", notes, "--start", "150", "--retry-base", "500ms", "--retry-cap", "1h30m"]
-    shown = run("consumer", "register", "late", *options, "--max-retries", "3", "--json").json()
+    options += ["--max-retries", "3", "--max-delays", "4", "--timeout", "1m"]
+    shown = run("consumer", "register", "late", *options, "--json").json()
 
     assert (shown["start_at"], shown["max_retries"], shown["lag"], shown["processes"]) == ("150", 3, 50, 0)
+    assert (shown["max_delays"], shown["timeout"]) == (4, 60)
     assert (shown["retry_base"], shown["retry_cap"]) == (0.5, 5_400.0)
     assert shown["lag_time"] > 0
     assert (shown["instances"], shown["holders"]) == ([], [])
