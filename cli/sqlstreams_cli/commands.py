@@ -88,12 +88,15 @@ def with_shared_options(function: Callable[..., None]) -> Callable[..., None]:
 def _logs_on_stderr(*, verbose: bool) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root, ours = logging.getLogger(), logging.getLogger("sqlstreams")
-    before = ours.level
+    root, ours, driver = logging.getLogger(), logging.getLogger("sqlstreams"), logging.getLogger("psycopg")
+    before = ours.level, driver.level
     root.addHandler(handler)
     ours.setLevel(logging.INFO if verbose else logging.WARNING)
+    # Of a connection that is dropped, by Ctrl-C for one, the driver tells what nobody asked.
+    driver.setLevel(logging.INFO if verbose else logging.ERROR)
     try:
         yield
     finally:
         root.removeHandler(handler)
-        ours.setLevel(before)
+        ours.setLevel(before[0])
+        driver.setLevel(before[1])
