@@ -19,7 +19,7 @@ from sqlstreams.consume.claiming import Claimed, read_bound_claim, read_claim
 from sqlstreams.consume.hole_watch import HoleWatch
 from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
-from sqlstreams.consume.presence import Progress
+from sqlstreams.consume.presence import Progress, columns
 from sqlstreams.consume.ranges import ID, KEY, Keyed, Range, Retries, Work, asks_for_keys
 from sqlstreams.consume.reading import Reader
 from sqlstreams.consume.recorder import Recorder, Returned
@@ -193,9 +193,7 @@ class Consumption:
                 statements.release_leases(
                     self._database.schema,
                     instance_id=self._presence.instance_id,
-                    tokens=[progress.token for progress in held],
-                    resolved=[progress.resolved for progress in held],
-                    done=[progress.done for progress in held],
+                    **columns(held),
                 )
             )
         self._ranges.clear()

@@ -40,6 +40,15 @@ class Progress(Struct, frozen=True):
     done: list[int]
 
 
+def columns(held: list[Progress]) -> dict[str, Any]:
+    """Return the state of ranges column by column, as the statements that write it down take it."""
+    return {
+        "tokens": [progress.token for progress in held],
+        "resolved": [progress.resolved for progress in held],
+        "done": [progress.done for progress in held],
+    }
+
+
 class Member(Protocol):
     """What the presence needs to know of one running consumption."""
 
@@ -328,9 +337,7 @@ class _Heartbeat(threading.Thread):
             statements.checkpoint(
                 self._address.schema,
                 instance_id=self._identity.id,
-                tokens=[progress.token for progress in held],
-                resolved=[progress.resolved for progress in held],
-                done=[progress.done for progress in held],
+                **columns(held),
             ),
         )
         kept = {row.token for row in owned}

@@ -16,7 +16,7 @@ from sqlstreams import statements
 from sqlstreams.consume.budget import judge
 from sqlstreams.consume.key_chains import KeyChains
 from sqlstreams.consume.outcome import Outcome
-from sqlstreams.consume.presence import Progress
+from sqlstreams.consume.presence import Progress, columns
 from sqlstreams.consume.ranges import ID, SCHEMA_VERSION, Keyed, Range, Retries, Work
 from sqlstreams.consume.subject import Subject
 from sqlstreams.errors import DatabaseUnavailable, NotInstalled
@@ -153,9 +153,7 @@ class Recorder:
             statements.checkpoint(
                 database.schema,
                 instance_id=instance_id,
-                tokens=[each.token for each in held],
-                resolved=[each.resolved for each in held],
-                done=[each.done for each in held],
+                **columns(held),
             ),
             statements.release_keys(
                 database.schema, group_id=self._subject.group_id, instance_id=instance_id, keys=keys
