@@ -1,0 +1,9 @@
+"""The client for asyncio. `sqlstreams.Client` has the same names, blocking."""
+
+from sqlstreams.aio.client import AsyncClient
+from sqlstreams.aio.consumer import AsyncConsumer
+from sqlstreams.aio.producer import AsyncProducer
+from sqlstreams.aio.stream import AsyncStream
+from sqlstreams.aio.system import AsyncSystem
+
+__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncStream", "AsyncSystem"]

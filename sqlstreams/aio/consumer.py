@@ -1,0 +1,402 @@
+"""Handles on consumer groups, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from sqlstreams import acts
+from sqlstreams.consume.budget import Budgets
+from sqlstreams.consume.consumption import ConsumeOptions, Consumption
+from sqlstreams.consume.reading import Reader, Upcast, check_upcast
+from sqlstreams.consume.stopping import Stop, stopped_by_signals
+from sqlstreams.consume.subject import Subject
+from sqlstreams.consume.workers import Handler
+from sqlstreams.model import (
+    BindingPreview,
+    BlockedKey,
+    ConsumerStats,
+    DeadLetter,
+    DeadLetterDetail,
+    DeliveryRecord,
+    GroupInfo,
+    GroupStatus,
+    Instance,
+    PositionChange,
+    Reclaim,
+    Redriven,
+    Rewind,
+    Skip,
+    UnreadVersion,
+)
+from sqlstreams.names import check_name
+from sqlstreams.options import (
+    MAX_ID,
+    DeadFilter,
+    DeliveryLimits,
+    GroupOptions,
+    Start,
+    check_duration,
+    check_integer,
+    check_number,
+    check_reason,
+    check_start,
+    select_dead,
+)
+from sqlstreams.routing import check_bindings
+from sqlstreams.statements import Family
+
+if TYPE_CHECKING:
+    from sqlstreams.aio.stream import AsyncStream
+
+PayloadT = TypeVar("PayloadT")
+
+
+class AsyncConsumer(Generic[PayloadT]):
+    """A handle on a consumer group. `stats` counts what this handle's `consume()` has done."""
+
+    def __init__(self, stream: AsyncStream[PayloadT], group: str) -> None:
+        self.name = check_name("group", group)
+        self.stats = ConsumerStats()
+        self._stream = stream
+        self._client = stream._client
+        self._schema = stream._schema
+
+    async def register(
+        self,
+        *,
+        start: Start = "beginning",
+        timeout: timedelta | None = None,  # noqa: ASYNC109  # of the deliveries, not of this call
+        max_retries: int = 10,
+        max_delays: int | None = None,
+        retry_base: timedelta = timedelta(seconds=1),
+        retry_exponent: float = 2.0,
+        retry_cap: timedelta = timedelta(minutes=10),
+        concurrency: str = "parallel",
+        limits: DeliveryLimits | None = None,
+        delivery_log: str = "failures",
+        bindings: Sequence[str] | None = None,
+    ) -> Self:
+        """Declare the group; return this handle. The newest declaration wins, the same again writes nothing.
+
+        `start` counts only when the group is new: "beginning", "head", behind an id, or at an aware datetime. A failed
+        message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
+        `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
+        "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
+        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is "off".
+
+        A delivery that takes longer than `timeout` has failed: an async handler is cancelled; a thread is left to
+        itself, and what it returns is ignored. A message that is delayed more than `max_delays` times is dead. Messages
+        and producers may ask for other values of all of these; `limits` bound them.
+
+        `bindings` are patterns of routing keys in which `*` stands for any characters: the group takes the messages
+        that match one of them, and those without a routing key not. None or no pattern takes every message. Bindings
+        count for the messages that are claimed from now on. Raises `NotFound` without the stream.
+        """
+        options = GroupOptions(
+            timeout=timeout,
+            max_retries=max_retries,
+            max_delays=max_delays,
+            retry_base=retry_base,
+            retry_exponent=retry_exponent,
+            retry_cap=retry_cap,
+            concurrency=concurrency,
+            limits=limits or DeliveryLimits(),
+            delivery_log=delivery_log,
+            bindings=check_bindings("bindings", bindings),
+        )
+        check_start("start", start)
+        await self._client._run(
+            lambda: acts.register_group(
+                self._schema, stream=self._stream.name, name=self.name, start=start, options=options
+            )
+        )
+        return self
+
+    async def get(self) -> GroupInfo | None:
+        """Return the group as it is registered, or None."""
+        return await self._client._find(lambda: acts.get_group(self._schema, stream=self._stream.name, name=self.name))
+
+    async def status(self) -> GroupStatus:
+        """Return where the group stands, and which open transactions hold back its next claim."""
+        return await self._client._run(
+            lambda: acts.group_status(self._schema, stream=self._stream.name, name=self.name)
+        )
+
+    async def instances(self) -> list[Instance]:
+        """Return the processes that hold work of the group now."""
+        return await self._client._run(
+            lambda: acts.list_instances(self._schema, stream=self._stream.name, name=self.name)
+        )
+
+    async def reclaims(self, *, limit: int = 100) -> list[Reclaim]:
+        """Return what was taken over from dead processes, the latest first: the reason of every duplicate."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return await self._client._run(
+            lambda: acts.list_reclaims(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    async def blocked_keys(self, *, limit: int = 100) -> list[BlockedKey]:
+        """Return the keys whose messages wait for each other and what blocks them, those with most waiting first."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return await self._client._run(
+            lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    async def preview_bindings(self, bindings: Sequence[str] | None, *, last: int = 1_000) -> BindingPreview:
+        """Return what bindings would take of the stream's last messages, without declaring them."""
+        check_integer("last", last, low=1, high=1_000_000)
+        checked = check_bindings("bindings", bindings)
+        return await self._client._run(
+            lambda: acts.preview_bindings(self._schema, stream=self._stream.name, bindings=checked, last=last)
+        )
+
+    async def preview_rewind(self, to: Start) -> Rewind:
+        """Return what `rewind` would do now. Changes nothing."""
+        check_start("to", to)
+        return await self._client._run(
+            lambda: acts.preview_rewind(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+
+    async def rewind(self, to: Start) -> Rewind:
+        """Have the group go back to a position, and return what that means; a position ahead of it changes nothing.
+
+        Messages behind the position are delivered once more, whatever became of them: their exception rows are removed,
+        dead ones too, and open ranges are taken from the processes that have them. A range that the position falls into
+        is delivered again from its first unfinished message on. What runs at that moment runs to its end, and up to a
+        third of `lease_ttl` may pass until a process begins nothing more of the old ranges. See `preview_rewind`.
+        """
+        check_start("to", to)
+        done = await self._client._move(
+            lambda: acts.rewind_group(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+        await self._client._run(lambda: acts.free_waiting(self._schema, stream=self._stream.name, name=self.name))
+        return done
+
+    async def preview_skip(self, to: Start) -> Skip:
+        """Return what `skip` would do now. Changes nothing."""
+        check_start("to", to)
+        return await self._client._run(
+            lambda: acts.preview_skip(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+
+    async def skip(self, to: Start) -> Skip:
+        """Have the group go on at a position, and return what it passes over; a position behind it changes nothing.
+
+        Only messages that no process was given yet are skipped. Open ranges, retries and dead rows stay as they are.
+        Raises `InvalidInput` for an id ahead of the last message.
+        """
+        check_start("to", to)
+        return await self._client._move(
+            lambda: acts.skip_group(self._schema, stream=self._stream.name, name=self.name, to=to)
+        )
+
+    async def positions(self, *, limit: int = 100) -> list[PositionChange]:
+        """Return how the group was rewound and skipped, by whom and when, the latest first."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return await self._client._run(
+            lambda: acts.list_positions(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    async def dead_letters(
+        self,
+        *,
+        limit: int = 100,
+        after: int | None = None,
+        error: str | None = None,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[DeadLetter]:
+        """Return dead letters of the group in the order of their ids, those behind `after` only.
+
+        `error` is text that occurs in "type: error" of the last delivery, `key` the message's key, and `since`
+        (included) and `until` bound the time of that delivery.
+        """
+        check_integer("limit", limit, low=1, high=100_000)
+        behind = 0 if after is None else check_integer("after", after, low=0, high=MAX_ID)
+        meant = DeadFilter(error=error, key=key, since=since, until=until)
+        return await self._client._run(
+            lambda: acts.list_dead_letters(
+                self._schema, stream=self._stream.name, name=self.name, meant=meant, after=behind, limit=limit
+            )
+        )
+
+    async def dead_letter(self, message_id: int) -> DeadLetterDetail | None:
+        """Return a dead letter with its message and its deliveries; None when the message is not dead here."""
+        check_integer("message_id", message_id, low=1, high=MAX_ID)
+        return await self._client._run(
+            lambda: acts.get_dead_letter(self._schema, stream=self._stream.name, name=self.name, message_id=message_id)
+        )
+
+    async def deliveries(self, message_id: int, *, limit: int = 1_000) -> list[DeliveryRecord]:
+        """Return the deliveries of a message that did not succeed, and what was done with the dead letter.
+
+        The history stays when the message is redriven, handled or discarded. It is empty when `delivery_log` is "off".
+        """
+        check_integer("message_id", message_id, low=1, high=MAX_ID)
+        check_integer("limit", limit, low=1, high=100_000)
+        return await self._client._run(
+            lambda: acts.list_deliveries(
+                self._schema, stream=self._stream.name, name=self.name, message_id=message_id, limit=limit
+            )
+        )
+
+    async def redrive(
+        self,
+        message_ids: Iterable[int] | None = None,
+        *,
+        error: str | None = None,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        everything: bool = False,
+        rate: float | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Redriven:
+        """Have dead letters delivered again, with retries as if for the first time; their history stays.
+
+        Takes ids, the filters of `dead_letters`, or `everything`; ids that are not dead are passed over. With `rate`
+        so many a second are due, behind those redriven earlier that still wait; else all at once. A thousand are moved
+        in a transaction, `progress` is called with how many so far, and a call that breaks off may be made again: what
+        was redriven is not dead any more.
+        """
+        meant = select_dead(message_ids, error=error, key=key, since=since, until=until, everything=everything)
+        if rate is not None:
+            check_number("rate", rate, low=0.001, high=1_000_000)
+        redriven = Redriven()
+        after: int | None = 0
+        while after is not None:
+            moved = await self._client._run(
+                partial(
+                    acts.redrive_dead_letters,
+                    self._schema,
+                    stream=self._stream.name,
+                    name=self.name,
+                    meant=meant,
+                    after=after,
+                    rate=rate,
+                )
+            )
+            redriven, after = moved.behind(redriven), moved.next_after
+            if progress is not None:
+                progress(redriven.messages)
+        return redriven
+
+    async def discard(
+        self,
+        message_ids: Iterable[int] | None = None,
+        *,
+        reason: str,
+        error: str | None = None,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        everything: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Give up dead letters for good; return how many. The history keeps `reason` and the database role.
+
+        Takes ids, the filters of `dead_letters`, or `everything`, and goes on as `redrive` does. The messages stay in
+        the log.
+        """
+        meant = select_dead(message_ids, error=error, key=key, since=since, until=until, everything=everything)
+        check_reason("reason", reason)
+        discarded = 0
+        after: int | None = 0
+        while after is not None:
+            moved = await self._client._run(
+                partial(
+                    acts.discard_dead_letters,
+                    self._schema,
+                    stream=self._stream.name,
+                    name=self.name,
+                    meant=meant,
+                    after=after,
+                    reason=reason,
+                )
+            )
+            discarded, after = discarded + moved.messages, moved.next_after
+            if progress is not None:
+                progress(discarded)
+        return discarded
+
+    async def unread_versions(self) -> list[UnreadVersion]:
+        """Return of which schema versions messages wait for a process of the group that can read them."""
+        return await self._client._run(
+            lambda: acts.list_unread_versions(self._schema, stream=self._stream.name, name=self.name)
+        )
+
+    async def rename(self, new_name: str) -> AsyncConsumer[PayloadT]:
+        """Give the group another name and return the handle for it. Its cursor stays."""
+        check_name("new_name", new_name)
+        await self._client._run(
+            lambda: acts.rename_group(self._schema, stream=self._stream.name, name=self.name, new_name=new_name)
+        )
+        return AsyncConsumer(self._stream, new_name)
+
+    async def destroy(self) -> None:
+        """Remove the group with its cursor and exception rows. Needs a client with `allow_destroy=True`."""
+        allowed = self._client._allow_destroy
+        await self._client._run(
+            lambda: acts.destroy_group(self._schema, stream=self._stream.name, name=self.name, allowed=allowed)
+        )
+
+    async def consume(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 10,
+        prefetch: int | None = None,
+        grace: timedelta = timedelta(seconds=30),
+        signals: bool = True,
+        upcast: Upcast | None = None,
+    ) -> None:
+        """Deliver messages to `handler` until cancelled, or until SIGTERM or SIGINT.
+
+        An `async def` handler runs in the event loop, a plain function in a thread; up to `concurrency` run at a time.
+        Returning means done, raising means again later, `Terminal` dead at once, `Delay` later without a failure.
+        `prefetch` messages are claimed at a time; None adapts to the handlers' pace.
+
+        Messages of the payload type's schema_version are read, and of those that `upcast` names: it maps a version to a
+        function that makes of the decoded JSON a payload, or what is stored as one. A type that takes any JSON reads
+        every version. Messages of others wait for a process that reads them (`unread_versions`).
+
+        A signal lets running handlers finish for up to `grace`, a second one cancels them, as does cancelling this
+        call. What was not done is free for other processes at once and is not charged. With `signals=False` the
+        process's signal handlers stay untouched. Raises `NotFound` when the group is absent or destroyed meanwhile.
+        """
+        options = ConsumeOptions(
+            concurrency=check_integer("concurrency", concurrency, low=1, high=10_000),
+            prefetch=None if prefetch is None else check_integer("prefetch", prefetch, low=1, high=10_000),
+            grace=check_duration("grace", grace, low=timedelta(0), high=timedelta(days=1)).total_seconds(),
+        )
+        upcast = check_upcast(self._stream._codec, upcast)
+        stop = Stop()
+        with stopped_by_signals(stop) if signals else nullcontext():
+            found = await stop.unless_asked(self._subject())
+            if found is not None:
+                subject, group = found
+                reader = Reader(self._stream._codec, upcast, group=str(subject))
+                consumption = Consumption(
+                    subject, reader=reader, handler=handler, options=options, stop=stop, group=group
+                )
+                await consumption.run()
+
+    async def _subject(self) -> tuple[Subject, GroupInfo]:
+        info = await self._client._run(lambda: acts.get_stream(self._schema, name=self._stream.name))
+        group = await self._client._run(lambda: acts.get_group(self._schema, stream=self._stream.name, name=self.name))
+        subject = Subject(
+            database=self._client._database,
+            presence=self._client._presence,
+            family=Family(self._schema, info.id),
+            group_id=group.id,
+            stream=info.name,
+            group=group.name,
+            stats=self.stats,
+            budgets=Budgets(group),
+        )
+        return subject, group

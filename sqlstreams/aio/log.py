@@ -1,0 +1,75 @@
+"""A stream's log as one client appends to it, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors as pg
+
+from sqlstreams.errors import NotFound, NotInstalled
+from sqlstreams.model import (
+    StreamInfo,
+)
+from sqlstreams.produce.append import LogRoom, aappend, aappend_within
+from sqlstreams.produce.batch import Batch, Encoded
+from sqlstreams.produce.group_commit import AsyncGroupCommit
+from sqlstreams.statements import Family, mark_keyed
+
+if TYPE_CHECKING:
+    from sqlstreams.aio.client import AsyncClient
+
+
+class Log:
+    """A stream's log as one client appends to it."""
+
+    def __init__(self, client: AsyncClient, info: StreamInfo, schema_version: int) -> None:
+        self.info = info
+        self.commits = AsyncGroupCommit(self.commit, max_pending=client._max_pending)
+        self._client = client
+        self._family = Family(client._address.schema, info.id)
+        self._room = LogRoom(self._family, info.partition_rows)
+        self._schema_version = schema_version
+        self._keys_allowed = False
+
+    async def commit(self, messages: Sequence[Encoded], inserted: Callable[[], None]) -> list[int]:
+        """Append messages that share a commit; `inserted` is called when only the commit is left."""
+        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        asks_for_keys = any(message.asks_for_keys for message in messages)
+        return await self.append(batch, asks_for_keys=asks_for_keys, inserted=inserted)
+
+    def batch(self, messages: Iterable[Encoded], *, size: int) -> Batch:
+        """Return `size` messages as a batch that is encoded while it is sent."""
+        return Batch(self._family, messages, size=size, schema_version=self._schema_version, eager=False)
+
+    async def append(
+        self, batch: Batch, *, asks_for_keys: bool, inserted: Callable[[], None] = lambda: None
+    ) -> list[int]:
+        """Append in a transaction of our own and wake the consumers."""
+        await self._allow_keys(asks_for_keys)
+        try:
+            ids = await aappend(self._client._database, self._room, batch, inserted=inserted)
+        except NotInstalled as error:
+            raise self._gone() from error
+        self._client._notifier.notify(self._family.stream)
+        return ids
+
+    async def append_within(self, connection: psycopg.AsyncConnection[Any], messages: Sequence[Encoded]) -> list[int]:
+        """Append in the caller's transaction."""
+        await self._allow_keys(any(message.asks_for_keys for message in messages))
+        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        try:
+            return await aappend_within(connection, self._room, batch)
+        except pg.UndefinedTable as error:
+            raise self._gone() from error
+
+    async def _allow_keys(self, asked_for: bool) -> None:
+        # Committed before the first message that asks for it, so that no consumer meets one unprepared.
+        if asked_for and not self._keys_allowed:
+            await self._client._database.query(mark_keyed(self._family.schema, stream_id=self._family.stream))
+            self._keys_allowed = True
+
+    def _gone(self) -> NotFound:
+        self._client._logs.pop((self.info.name, self._schema_version), None)
+        return NotFound("stream", self.info.name)

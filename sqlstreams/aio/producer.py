@@ -1,0 +1,112 @@
+"""Handles on producers, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import psycopg
+
+from sqlstreams import acts
+from sqlstreams.aio.log import Log
+from sqlstreams.model import (
+    Message,
+    Receipt,
+)
+from sqlstreams.options import (
+    DeliveryOptions,
+)
+from sqlstreams.produce.batch import Encoder
+
+if TYPE_CHECKING:
+    from sqlstreams.aio.stream import AsyncStream
+
+PayloadT = TypeVar("PayloadT")
+
+
+class AsyncProducer(Generic[PayloadT]):
+    """Appends messages to a stream."""
+
+    def __init__(self, stream: AsyncStream[PayloadT], defaults: DeliveryOptions) -> None:
+        self._stream = stream
+        self._client = stream._client
+        self._encoder = Encoder(stream._codec, defaults=defaults)
+
+    async def register(self) -> Self:
+        """Check that the stream exists and is recorded with this payload's shape; return this handle.
+
+        Raises `NotFound` without the stream and `PayloadShapeChanged` for another shape.
+        """
+        info = await self._client._run(lambda: acts.get_stream(self._stream._schema, name=self._stream.name))
+        await self._client._run(lambda: acts.record_shape(self._stream._schema, info, self._stream._codec))
+        await self._log()
+        return self
+
+    async def produce(
+        self,
+        payload: PayloadT,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        concurrency: str | None = None,
+        timeout: timedelta | None = None,  # noqa: ASYNC109  # of the deliveries, not of this call
+        max_retries: int | None = None,
+        max_delays: int | None = None,
+        retry_base: timedelta | None = None,
+        retry_exponent: float | None = None,
+        retry_cap: timedelta | None = None,
+        connection: psycopg.AsyncConnection[Any] | None = None,
+    ) -> Receipt:
+        """Append one message, durably when this returns. Calls that run at the same time share commits.
+
+        With `connection=` the message joins that connection's transaction instead and is durable when it commits;
+        consumers then find it by polling, or by the next wake-up. Raises `InvalidInput` for what cannot be stored,
+        `NotFound` without the stream, `DatabaseUnavailable` when nothing was written, `ProduceUncertain` when that
+        could not be learnt.
+        """
+        log = await self._log()
+        message = Message(
+            payload,
+            key=key,
+            routing_key=routing_key,
+            headers=headers,
+            concurrency=concurrency,
+            timeout=timeout,
+            max_retries=max_retries,
+            max_delays=max_delays,
+            retry_base=retry_base,
+            retry_exponent=retry_exponent,
+            retry_cap=retry_cap,
+        )
+        encoded = self._encoder.one(message, max_payload=log.info.max_payload)
+        if connection is not None:
+            return Receipt((await log.append_within(connection, [encoded]))[0])
+        return Receipt(await log.commits.produce(encoded))
+
+    async def produce_many(
+        self,
+        messages: Iterable[PayloadT | Message[PayloadT]],
+        *,
+        connection: psycopg.AsyncConnection[Any] | None = None,
+    ) -> list[Receipt]:
+        """Append all messages in one transaction or none; the receipts are in the order of the messages.
+
+        Each item is a payload, or a `Message` with options of its own. See `produce` for `connection` and errors.
+        """
+        log = await self._log()
+        items = list(messages)  # first of all, so that no transaction is open while a generator of the caller's runs
+        if not items:
+            return []
+        encoded = self._encoder.each(items, max_payload=log.info.max_payload)
+        asks_for_keys = self._encoder.ask_for_keys(items)
+        if connection is not None:
+            return [Receipt(message_id) for message_id in await log.append_within(connection, list(encoded))]
+        return [
+            Receipt(message_id)
+            for message_id in await log.append(log.batch(encoded, size=len(items)), asks_for_keys=asks_for_keys)
+        ]
+
+    async def _log(self) -> Log:
+        return await self._client._log(self._stream.name, self._stream._codec.schema_version)

@@ -1,0 +1,12 @@
+"""Every statement as a value: the SQL of sql/*.sql filled in, its parameters, and what a row becomes."""
+
+from sqlstreams.statements.consume import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.dead import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.group import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.instance import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.key import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.position import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.produce import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.statement import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.stream import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.system import *  # noqa: F403  # one namespace, a file a noun
