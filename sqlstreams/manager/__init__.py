@@ -1,0 +1,1 @@
+"""What the manager does for all: schedules, deadlines and the upkeep of the tables."""
