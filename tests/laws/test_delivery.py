@@ -234,7 +234,7 @@ class Process:
         await self.stop()
 
     async def _holds_nothing(self) -> bool:
-        leases = await self._ask(b"select from sqlstreams.claim_lease where instance_id = %s")
+        leases = await self._ask(b"select low from sqlstreams.claim_lease where instance_id = %s")
         return not leases and not await self._rows_in_flight()
 
     async def _count_as_died(self, running: set[int]) -> None:
