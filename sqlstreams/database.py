@@ -15,6 +15,7 @@ from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PipelineStatus
 from psycopg.rows import tuple_row
+from psycopg.types.json import JsonBinaryLoader, JsonLoader
 from psycopg.types.string import ByteaBinaryLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
@@ -91,6 +92,17 @@ def prepare_adapters(adapters: AdaptersMap) -> None:
     adapters.register_loader("json", _Bytes)
     # In binary format json is its text, so the driver's own loader of bytea does it, without a call into Python.
     adapters.register_loader("json", ByteaBinaryLoader)
+
+
+def _restore(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    # What a user may have changed on a connection that was lent.
+    connection.row_factory = tuple_row
+    prepare_adapters(connection.adapters)
+
+
+def _hand_over(adapters: AdaptersMap) -> None:
+    adapters.register_loader("json", JsonLoader)
+    adapters.register_loader("json", JsonBinaryLoader)
 
 
 def is_broken(error: BaseException) -> bool:
@@ -179,6 +191,16 @@ class Database:
                     raise
         except psycopg.Error as error:
             raise translate(error, self.schema) from error
+
+    @contextmanager
+    def lend(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend a connection to a user: one that loads json as the driver does by itself."""
+        with self.connection() as connection:
+            _hand_over(connection.adapters)
+            try:
+                yield connection
+            finally:
+                _restore(connection)
 
     def run(self, act: Callable[[], Act[ResultT]]) -> ResultT:
         """Drive an act in one transaction; once more when the connection turned out to be dead."""
@@ -280,6 +302,16 @@ class AsyncDatabase:
         except psycopg.Error as error:
             raise translate(error, self.schema) from error
 
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """Lend a connection to a user: one that loads json as the driver does by itself."""
+        async with self.connection() as connection:
+            _hand_over(connection.adapters)
+            try:
+                yield connection
+            finally:
+                _restore(connection)
+
     async def run(self, act: Callable[[], Act[ResultT]]) -> ResultT:
         """Drive an act in one transaction; once more when the connection turned out to be dead."""
         try:
@@ -338,7 +370,8 @@ class AsyncDatabase:
 
 def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> list[RowT]:
     """Ask one statement on a connection, ours or a user's."""
-    with connection.cursor(row_factory=tuple_row) as cursor:
+    # Not the connection's own kind of cursor: Django's fills in parameters on the client, which knows no json arrays.
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
         synchronise(connection)
         return [statement.row(*row) for row in cursor.fetchall()] if cursor.description else []
@@ -346,7 +379,7 @@ def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> 
 
 async def aexecute(connection: psycopg.AsyncConnection[Any], statement: Statement[RowT]) -> list[RowT]:
     """Ask one statement on a connection, ours or a user's."""
-    async with connection.cursor(row_factory=tuple_row) as cursor:
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
         await asynchronise(connection)
         return [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []

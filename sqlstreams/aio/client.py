@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Self, TypeVar, overload
 
+import psycopg
 from psycopg import errors as pg
 
 from sqlstreams import acts
@@ -28,6 +29,7 @@ from sqlstreams.options import (
     check_duration,
     check_integer,
 )
+from sqlstreams.produce.transaction import atransaction
 from sqlstreams.statements import Act
 from sqlstreams.wake import Notifier
 
@@ -72,6 +74,7 @@ class AsyncClient:
         )
         self._notifier = Notifier(self._address)
         self._logs: dict[tuple[str, int], Log] = {}
+        self._joined: dict[object, set[int]] = {}
         self._checked = False
 
     async def __aenter__(self) -> Self:
@@ -111,6 +114,24 @@ class AsyncClient:
         if stream is not None:
             check_name("stream", stream)
         return await self._run(lambda: acts.list_groups(self._address.schema, stream=stream))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """Lend a connection in a transaction: for callers of `produce(connection=…)` who have none of their own.
+
+        It is committed at the end of the block, and rolled back by an exception in it. After the commit the consumers
+        of what was produced in it are woken. Raises `DatabaseUnavailable` when the connection broke and nothing was
+        written, `ProduceUncertain` when it broke during the commit and the server could not be asked afterwards.
+        """
+        streams: set[int] = set()
+        async with atransaction(self._database) as connection:
+            self._joined[connection] = streams
+            try:
+                yield connection
+            finally:
+                del self._joined[connection]
+        for stream in streams:
+            self._notifier.notify(stream)
 
     # What the handles use
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from psycopg import errors as pg
 
 from sqlstreams.errors import NotFound, NotInstalled
@@ -14,6 +13,7 @@ from sqlstreams.model import (
 )
 from sqlstreams.produce.append import LogRoom, aappend, aappend_within
 from sqlstreams.produce.batch import Batch, Encoded
+from sqlstreams.produce.callers import async_driver_connection
 from sqlstreams.produce.group_commit import AsyncGroupCommit
 from sqlstreams.statements import Family, mark_keyed
 
@@ -55,14 +55,17 @@ class Log:
         self._client._notifier.notify(self._family.stream)
         return ids
 
-    async def append_within(self, connection: psycopg.AsyncConnection[Any], messages: Sequence[Encoded]) -> list[int]:
+    async def append_within(self, connection: Any, messages: Sequence[Encoded]) -> list[int]:
         """Append in the caller's transaction."""
         await self._allow_keys(any(message.asks_for_keys for message in messages))
         batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        joined = await async_driver_connection(connection)
         try:
-            return await aappend_within(connection, self._room, batch)
+            ids = await aappend_within(joined, self._room, batch)
         except pg.UndefinedTable as error:
             raise self._gone() from error
+        self._client._joined.get(joined, set()).add(self._family.stream)
+        return ids
 
     async def _allow_keys(self, asked_for: bool) -> None:
         # Committed before the first message that asks for it, so that no consumer meets one unprepared.

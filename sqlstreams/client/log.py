@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from psycopg import errors as pg
 
 from sqlstreams.errors import NotFound, NotInstalled
@@ -14,6 +13,7 @@ from sqlstreams.model import (
 )
 from sqlstreams.produce.append import LogRoom, append, append_within
 from sqlstreams.produce.batch import Batch, Encoded
+from sqlstreams.produce.callers import driver_connection
 from sqlstreams.produce.group_commit import GroupCommit
 from sqlstreams.statements import Family, mark_keyed
 
@@ -52,14 +52,17 @@ class Log:
         self._client._notifier.notify(self._family.stream)
         return ids
 
-    def append_within(self, connection: psycopg.Connection[Any], messages: Sequence[Encoded]) -> list[int]:
+    def append_within(self, connection: Any, messages: Sequence[Encoded]) -> list[int]:
         """Append in the caller's transaction."""
         self._allow_keys(any(message.asks_for_keys for message in messages))
         batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        joined = driver_connection(connection)
         try:
-            return append_within(connection, self._room, batch)
+            ids = append_within(joined, self._room, batch)
         except pg.UndefinedTable as error:
             raise self._gone() from error
+        self._client._joined.get(joined, set()).add(self._family.stream)
+        return ids
 
     def _allow_keys(self, asked_for: bool) -> None:
         # Committed before the first message that asks for it, so that no consumer meets one unprepared.

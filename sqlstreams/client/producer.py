@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import psycopg
-
 from sqlstreams import acts
 from sqlstreams.client.log import Log
 from sqlstreams.model import (
@@ -57,14 +55,15 @@ class Producer(Generic[PayloadT]):
         retry_base: timedelta | None = None,
         retry_exponent: float | None = None,
         retry_cap: timedelta | None = None,
-        connection: psycopg.Connection[Any] | None = None,
+        connection: Any = None,
     ) -> Receipt:
         """Append one message, durably when this returns. Threads that call at the same time share commits.
 
         With `connection=` the message joins that connection's transaction instead and is durable when it commits;
-        consumers then find it by polling, or by the next wake-up. Raises `InvalidInput` for what cannot be stored,
-        `NotFound` without the stream, `DatabaseUnavailable` when nothing was written, `ProduceUncertain` when that
-        could not be learnt.
+        consumers then find it by polling, or by the next wake-up. It is a connection of psycopg, or a Session or
+        Connection of SQLAlchemy, or a connection of Django, that works with psycopg. Raises `InvalidInput` for what
+        cannot be stored, `NotFound` without the stream, `DatabaseUnavailable` when nothing was written,
+        `ProduceUncertain` when that could not be learnt.
         """
         log = self._log()
         message = Message(
@@ -89,7 +88,7 @@ class Producer(Generic[PayloadT]):
         self,
         messages: Iterable[PayloadT | Message[PayloadT]],
         *,
-        connection: psycopg.Connection[Any] | None = None,
+        connection: Any = None,
     ) -> list[Receipt]:
         """Append all messages in one transaction or none; the receipts are in the order of the messages.
 

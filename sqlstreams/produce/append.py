@@ -35,6 +35,11 @@ class CommitLost(Exception):
         self.xact = xact
         self.ids = ids
 
+    @property
+    def what(self) -> str:
+        """What would have been committed."""
+        return f"ids {self.ids[0]} to {self.ids[-1]} may be in the log or not"
+
 
 class LogRoom:
     """What this client knows of the room left in a stream's log, so that partitions are made before they are missed."""
@@ -99,7 +104,7 @@ def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
             database.renew_pool(error)
             continue
         except CommitLost as lost:
-            if not _was_committed(database, lost):
+            if not was_committed(database, lost.xact, what=lost.what):
                 continue
             appended = lost.ids
         room.saw(appended[-1])
@@ -172,17 +177,18 @@ def _append_healing(connection: psycopg.Connection[Any], room: LogRoom, batch: B
         return [row for statement in batch for row in execute(connection, statement)]
 
 
-def _was_committed(database: Database, lost: CommitLost) -> bool:
+def was_committed(database: Database, xact: int, *, what: str) -> bool:
+    """Ask what became of a transaction whose commit was not answered; raise `ProduceUncertain` when nobody says."""
     until = time.monotonic() + database.address.timeout
     while time.monotonic() < until:
         try:
-            status = database.query(statements.ask_commit(database.schema, xact=lost.xact))[0].status
+            status = database.query(statements.ask_commit(database.schema, xact=xact))[0].status
         except DatabaseUnavailable:
             status = "in progress"
         if status in ("committed", "aborted"):
             return status == "committed"
         time.sleep(_ASK_EVERY)
-    raise _uncertain(lost)
+    raise _uncertain(xact, what)
 
 
 # asyncio
@@ -208,7 +214,7 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inser
             await database.renew_pool(error)
             continue
         except CommitLost as lost:
-            if not await _awas_committed(database, lost):
+            if not await awas_committed(database, lost.xact, what=lost.what):
                 continue
             appended = lost.ids
         room.saw(appended[-1])
@@ -280,25 +286,26 @@ async def _aappend_healing(connection: psycopg.AsyncConnection[Any], room: LogRo
         return [row for statement in batch for row in await aexecute(connection, statement)]
 
 
-async def _awas_committed(database: AsyncDatabase, lost: CommitLost) -> bool:
+async def awas_committed(database: AsyncDatabase, xact: int, *, what: str) -> bool:
+    """Ask what became of a transaction whose commit was not answered; raise `ProduceUncertain` when nobody says."""
     until = time.monotonic() + database.address.timeout
     while time.monotonic() < until:
         try:
-            status = (await database.query(statements.ask_commit(database.schema, xact=lost.xact)))[0].status
+            status = (await database.query(statements.ask_commit(database.schema, xact=xact)))[0].status
         except DatabaseUnavailable:
             status = "in progress"
         if status in ("committed", "aborted"):
             return status == "committed"
         await asyncio.sleep(_ASK_EVERY)
-    raise _uncertain(lost)
+    raise _uncertain(xact, what)
 
 
 def _sendable(statement: Statement[Any]) -> tuple[Any, Any]:
     return statement.query, statement.parameters
 
 
-def _uncertain(lost: CommitLost) -> ProduceUncertain:
+def _uncertain(xact: int, what: str) -> ProduceUncertain:
     return ProduceUncertain(
-        f"the connection broke during the commit of transaction {lost.xact}, and the server could not be asked "
-        f"what became of it: ids {lost.ids[0]} to {lost.ids[-1]} may be in the log or not"
+        f"the connection broke during the commit of transaction {xact}, and the server could not be asked what became "
+        f"of it: {what}"
     )

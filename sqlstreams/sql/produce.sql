@@ -10,6 +10,10 @@ returning id
 -- Read the id of the transaction: what a lost commit is asked about afterwards.
 select pg_current_xact_id()::text::bigint as xact
 
+-- name: read_assigned_xact
+-- Read the id of the transaction, null when it has written nothing.
+select pg_current_xact_id_if_assigned()::text::bigint as xact
+
 -- name: extend_log
 -- Make partitions until the log can take the next `ahead` ids, and read its edge (the first id without a partition).
 select {schema}.extend_log({stream}, (select last_value from {schema}.message_log_{stream}_id) + %(ahead)s) as edge

@@ -53,6 +53,10 @@ def read_xact(schema: str) -> Statement[int]:
     return of_system("read_xact", schema, int)
 
 
+def read_assigned_xact(schema: str) -> Statement[int | None]:
+    return of_system("read_assigned_xact", schema, lambda xact: xact)
+
+
 def ask_commit(schema: str, *, xact: int) -> Statement[Fate]:
     return of_system("ask_commit", schema, Fate, {"xact": xact})
 

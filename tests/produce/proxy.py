@@ -12,7 +12,7 @@ from typing import Literal
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 # As a statement of its own (synchronous_commit is in many), with the name under which the driver prepares it.
-_COMMIT = re.compile(rb"(?:(\w+)\x00)?commit\x00")
+_COMMIT = re.compile(rb"(?:(\w+)\x00)?commit\x00", re.IGNORECASE)
 Moment = Literal["before", "after"]
 
 

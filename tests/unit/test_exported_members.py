@@ -87,7 +87,7 @@ def test_both_faces_take_the_same_arguments(blocking: type[Any], asynchronous: t
 def test_what_waits_on_one_face_is_awaited_on_the_other(blocking: type[Any], asynchronous: type[Any]) -> None:
     for name, offered in _public(blocking).items():
         other = _public(asynchronous)[name]
-        returns_handle = name in {"__init__", "stream", "producer", "consumer", "system"}
+        returns_handle = name in {"__init__", "stream", "producer", "consumer", "system", "transaction"}
         awaited = inspect.iscoroutinefunction(other) or inspect.isasyncgenfunction(other)
         assert awaited != returns_handle, name
         assert not inspect.iscoroutinefunction(offered), name
