@@ -173,8 +173,8 @@ class GroupStatus(Struct, frozen=True):
     `claimed` is the last id handed to a process, `committed` the id up to which everything was handled. `lag` is how
     many ids lie between `committed` and `head` (ids that were rolled back count until they are passed), `lag_time`
     how long ago the oldest of them was produced. `ready`, `inflight`, `deferred` (waiting for their key), `unread`
-    (waiting for a process that reads their schema version) and `dead` count the exception queue. `holders` are the
-    open transactions that hold back the next claim now.
+    (waiting for a process that reads their schema version) and `dead` count the exception queue, each up to 100,000.
+    `holders` are the open transactions that hold back the next claim now.
     """
 
     stream: str

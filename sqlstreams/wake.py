@@ -20,6 +20,8 @@ _log = logging.getLogger("sqlstreams.wake")
 # Under load one notification stands for all commits of this many seconds; the first after a pause is sent at once.
 _SPACING = 0.002
 _REPAIR_LONGEST = 5.0
+# In the place of a stream's id: retries have become due, so every process polls now.
+RETRIES_DUE = 0
 
 
 def channel(schema: str) -> str:
@@ -41,7 +43,7 @@ class Notifier:
         self._thread: threading.Thread | None = None
 
     def notify(self, stream_id: int) -> None:
-        """Have the consumers of a stream woken soon. Returns at once; any thread may call it."""
+        """Have consumers woken soon: a stream's, or all for `RETRIES_DUE`. Returns at once; any thread may call it."""
         with self._changed:
             if self._closing:
                 return
@@ -94,7 +96,7 @@ class Listener:
         self.reconnects = 0
 
     async def run(self, wake: Callable[[int | None], None]) -> None:
-        """Call `wake` with the id of each stream that has news, or None when any may have; until cancelled."""
+        """Call `wake` with what was notified, or None when any stream may have news; until cancelled."""
         pause = 0.1
         while True:
             try:

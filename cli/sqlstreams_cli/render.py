@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Fields = Mapping[str, object]
 
 _WIDE = 100_000
+# What GroupStatus counts no further than this.
+_BOUNDED = ("ready", "inflight", "deferred", "unread", "dead")
+_MOST_COUNTED = 100_000
 
 
 def fields(*values: Struct) -> dict[str, object]:
@@ -121,6 +124,8 @@ def _cell(name: str, value: object) -> str:
             return "yes" if value else "no"
         case int() if name in ("size", "max_payload"):
             return describe_size(value)
+        case int() if name in _BOUNDED and value == _MOST_COUNTED:
+            return f"{value:,} or more"
         case int():
             return f"{value:,}"
         case datetime():

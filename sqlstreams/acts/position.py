@@ -51,8 +51,8 @@ def rewind_group(schema: str, *, stream: str, name: str, to: Start) -> Act[Rewin
     return done
 
 
-def free_waiting(schema: str, *, stream: str, name: str) -> Act[None]:
-    """Let messages go on that waited for the key of one that a rewind removed.
+def free_waiting(schema: str, *, stream: str, name: str) -> Act[Family]:
+    """Let messages go on that waited for the key of one that a rewind removed; return where the stream's tables are.
 
     In a transaction behind that of the rewind, so that of two who free a key at least one sees both.
     """
@@ -62,6 +62,7 @@ def free_waiting(schema: str, *, stream: str, name: str) -> Act[None]:
     freed = yield from ask(statements.free_keys(family, group_id=group.id))
     if freed:
         yield from ask(statements.promote(family, group_id=group.id, keys=sorted(each.key for each in freed)))
+    return family
 
 
 def preview_skip(schema: str, *, stream: str, name: str, to: Start) -> Act[Skip]:

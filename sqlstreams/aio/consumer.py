@@ -48,6 +48,7 @@ from sqlstreams.options import (
 )
 from sqlstreams.routing import check_bindings
 from sqlstreams.statements import Family
+from sqlstreams.wake import RETRIES_DUE
 
 if TYPE_CHECKING:
     from sqlstreams.aio.stream import AsyncStream
@@ -173,7 +174,10 @@ class AsyncConsumer(Generic[PayloadT]):
         done = await self._client._move(
             lambda: acts.rewind_group(self._schema, stream=self._stream.name, name=self.name, to=to)
         )
-        await self._client._run(lambda: acts.free_waiting(self._schema, stream=self._stream.name, name=self.name))
+        family = await self._client._run(
+            lambda: acts.free_waiting(self._schema, stream=self._stream.name, name=self.name)
+        )
+        self._client._notifier.notify(family.stream)
         return done
 
     async def preview_skip(self, to: Start) -> Skip:
@@ -281,9 +285,13 @@ class AsyncConsumer(Generic[PayloadT]):
                     rate=rate,
                 )
             )
+            if moved.messages and not redriven.messages:
+                self._client._notifier.notify(RETRIES_DUE)
             redriven, after = moved.behind(redriven), moved.next_after
             if progress is not None:
                 progress(redriven.messages)
+        if redriven.messages:
+            self._client._notifier.notify(RETRIES_DUE)
         return redriven
 
     async def discard(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sqlstreams import acts
@@ -15,12 +16,13 @@ from sqlstreams.model import (
 from sqlstreams.options import (
     DeliveryOptions,
 )
-from sqlstreams.produce.batch import Encoder
+from sqlstreams.produce.batch import Encoder, PayloadTooLarge
 
 if TYPE_CHECKING:
     from sqlstreams.aio.stream import AsyncStream
 
 PayloadT = TypeVar("PayloadT")
+ResultT = TypeVar("ResultT")
 
 
 class AsyncProducer(Generic[PayloadT]):
@@ -65,7 +67,6 @@ class AsyncProducer(Generic[PayloadT]):
         cannot be stored, `NotFound` without the stream, `DatabaseUnavailable` when nothing was written,
         `ProduceUncertain` when that could not be learnt.
         """
-        log = await self._log()
         message = Message(
             payload,
             key=key,
@@ -79,6 +80,11 @@ class AsyncProducer(Generic[PayloadT]):
             retry_exponent=retry_exponent,
             retry_cap=retry_cap,
         )
+        return await self._allowing(partial(self._produce, message, connection))
+
+    async def _produce(
+        self, message: Message[PayloadT], connection: psycopg.AsyncConnection[Any] | None, log: Log
+    ) -> Receipt:
         encoded = self._encoder.one(message, max_payload=log.info.max_payload)
         if connection is not None:
             return Receipt((await log.append_within(connection, [encoded]))[0])
@@ -94,10 +100,17 @@ class AsyncProducer(Generic[PayloadT]):
 
         Each item is a payload, or a `Message` with options of its own. See `produce` for `connection` and errors.
         """
-        log = await self._log()
         items = list(messages)  # first of all, so that no transaction is open while a generator of the caller's runs
         if not items:
             return []
+        return await self._allowing(partial(self._produce_many, items, connection))
+
+    async def _produce_many(
+        self,
+        items: Sequence[PayloadT | Message[PayloadT]],
+        connection: psycopg.AsyncConnection[Any] | None,
+        log: Log,
+    ) -> list[Receipt]:
         encoded = self._encoder.each(items, max_payload=log.info.max_payload)
         asks_for_keys = self._encoder.ask_for_keys(items)
         if connection is not None:
@@ -106,6 +119,16 @@ class AsyncProducer(Generic[PayloadT]):
             Receipt(message_id)
             for message_id in await log.append(log.batch(encoded, size=len(items)), asks_for_keys=asks_for_keys)
         ]
+
+    async def _allowing(self, produce: Callable[[Log], Awaitable[ResultT]]) -> ResultT:
+        # Another process may have declared a larger max_payload since we asked.
+        log = await self._log()
+        try:
+            return await produce(log)
+        except PayloadTooLarge:
+            if not await log.reread():
+                raise
+            return await produce(log)
 
     async def _log(self) -> Log:
         return await self._client._log(self._stream.name, self._stream._codec.schema_version)

@@ -43,6 +43,7 @@ from sqlstreams.options import (
     select_dead,
 )
 from sqlstreams.routing import check_bindings
+from sqlstreams.wake import RETRIES_DUE
 
 if TYPE_CHECKING:
     from sqlstreams.client.stream import Stream
@@ -164,7 +165,8 @@ class Consumer(Generic[PayloadT]):
         done = self._client._move(
             lambda: acts.rewind_group(self._schema, stream=self._stream.name, name=self.name, to=to)
         )
-        self._client._run(lambda: acts.free_waiting(self._schema, stream=self._stream.name, name=self.name))
+        family = self._client._run(lambda: acts.free_waiting(self._schema, stream=self._stream.name, name=self.name))
+        self._client._notifier.notify(family.stream)
         return done
 
     def preview_skip(self, to: Start) -> Skip:
@@ -272,9 +274,13 @@ class Consumer(Generic[PayloadT]):
                     rate=rate,
                 )
             )
+            if moved.messages and not redriven.messages:
+                self._client._notifier.notify(RETRIES_DUE)
             redriven, after = moved.behind(redriven), moved.next_after
             if progress is not None:
                 progress(redriven.messages)
+        if redriven.messages:
+            self._client._notifier.notify(RETRIES_DUE)
         return redriven
 
     def discard(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import errors as pg
 
+from sqlstreams import acts
 from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
     StreamInfo,
@@ -32,6 +33,14 @@ class Log:
         self._room = LogRoom(self._family, info.partition_rows)
         self._schema_version = schema_version
         self._keys_allowed = False
+
+    def reread(self) -> bool:
+        """Read the stream's options again; say whether it takes larger payloads now than we knew."""
+        known, name = self.info.max_payload, self.info.name
+        info = self._client._run(lambda: acts.get_stream(self._family.schema, name=name))
+        if info.id == self.info.id:
+            self.info = info
+        return self.info.max_payload > known
 
     def commit(self, messages: Sequence[Encoded]) -> list[int]:
         """Append messages that share a commit."""

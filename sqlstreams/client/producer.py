@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sqlstreams import acts
@@ -15,12 +16,13 @@ from sqlstreams.model import (
 from sqlstreams.options import (
     DeliveryOptions,
 )
-from sqlstreams.produce.batch import Encoder
+from sqlstreams.produce.batch import Encoder, PayloadTooLarge
 
 if TYPE_CHECKING:
     from sqlstreams.client.stream import Stream
 
 PayloadT = TypeVar("PayloadT")
+ResultT = TypeVar("ResultT")
 
 
 class Producer(Generic[PayloadT]):
@@ -65,7 +67,6 @@ class Producer(Generic[PayloadT]):
         cannot be stored, `NotFound` without the stream, `DatabaseUnavailable` when nothing was written,
         `ProduceUncertain` when that could not be learnt.
         """
-        log = self._log()
         message = Message(
             payload,
             key=key,
@@ -79,6 +80,9 @@ class Producer(Generic[PayloadT]):
             retry_exponent=retry_exponent,
             retry_cap=retry_cap,
         )
+        return self._allowing(partial(self._produce, message, connection))
+
+    def _produce(self, message: Message[PayloadT], connection: psycopg.Connection[Any] | None, log: Log) -> Receipt:
         encoded = self._encoder.one(message, max_payload=log.info.max_payload)
         if connection is not None:
             return Receipt((log.append_within(connection, [encoded]))[0])
@@ -94,10 +98,17 @@ class Producer(Generic[PayloadT]):
 
         Each item is a payload, or a `Message` with options of its own. See `produce` for `connection` and errors.
         """
-        log = self._log()
         items = list(messages)  # first of all, so that no transaction is open while a generator of the caller's runs
         if not items:
             return []
+        return self._allowing(partial(self._produce_many, items, connection))
+
+    def _produce_many(
+        self,
+        items: Sequence[PayloadT | Message[PayloadT]],
+        connection: psycopg.Connection[Any] | None,
+        log: Log,
+    ) -> list[Receipt]:
         encoded = self._encoder.each(items, max_payload=log.info.max_payload)
         asks_for_keys = self._encoder.ask_for_keys(items)
         if connection is not None:
@@ -106,6 +117,16 @@ class Producer(Generic[PayloadT]):
             Receipt(message_id)
             for message_id in log.append(log.batch(encoded, size=len(items)), asks_for_keys=asks_for_keys)
         ]
+
+    def _allowing(self, produce: Callable[[Log], ResultT]) -> ResultT:
+        # Another process may have declared a larger max_payload since we asked.
+        log = self._log()
+        try:
+            return produce(log)
+        except PayloadTooLarge:
+            if not log.reread():
+                raise
+            return produce(log)
 
     def _log(self) -> Log:
         return self._client._log(self._stream.name, self._stream._codec.schema_version)

@@ -20,7 +20,7 @@ from sqlstreams.database import Address, AsyncDatabase, execute
 from sqlstreams.errors import DatabaseUnavailable, NotInstalled
 from sqlstreams.migration import library_version
 from sqlstreams.statements import Polled
-from sqlstreams.wake import Listener
+from sqlstreams.wake import RETRIES_DUE, Listener
 
 _log = logging.getLogger("sqlstreams.consume")
 
@@ -198,6 +198,8 @@ class Presence:
                 )
 
     def _wake(self, stream_id: int | None) -> None:
+        if stream_id == RETRIES_DUE:
+            self.poll_soon()
         for member in self._members:
             if stream_id is None or member.stream_id == stream_id:
                 member.woken()

@@ -88,11 +88,6 @@ class Range(Work):
             self._left -= 1
         return self._left == 0
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether every message is done."""
-        return self._left == 0
-
     def progress(self) -> tuple[int, list[int]]:
         """Return the id up to which everything is done, and the ids done beyond it. Any thread may ask."""
         first_open = self._done.find(0)

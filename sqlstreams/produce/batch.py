@@ -32,6 +32,10 @@ _JSON_OID: Final = 114
 _JSON_ARRAY_OID: Final = 199
 
 
+class PayloadTooLarge(InvalidInput):
+    """A payload is larger than its stream takes, as far as this client knows the stream."""
+
+
 class Encoded(Struct, frozen=True):
     """A message as it is sent: everything checked, nothing left that the database could refuse."""
 
@@ -111,7 +115,7 @@ class Encoder(Generic[PayloadT]):
             try:
                 yield self._item(item, max_payload)
             except InvalidInput as error:
-                raise InvalidInput(f"messages[{position}].{error.field}", error.problem) from None
+                raise type(error)(f"messages[{position}].{error.field}", error.problem) from None
 
     def _item(self, item: PayloadT | Message[PayloadT], max_payload: int) -> Encoded:
         if not isinstance(item, Message):
@@ -122,7 +126,7 @@ class Encoder(Generic[PayloadT]):
     def _payload(self, payload: PayloadT, max_payload: int) -> bytes:
         encoded = self._codec.encode(payload)
         if len(encoded) > max_payload:
-            raise InvalidInput("payload", f"must have at most {max_payload} bytes as JSON, got {len(encoded)}")
+            raise PayloadTooLarge("payload", f"must have at most {max_payload} bytes as JSON, got {len(encoded)}")
         return encoded
 
 

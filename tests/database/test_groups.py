@@ -204,3 +204,18 @@ async def test_the_status_of_a_group_counts_exceptions_and_names_who_holds_it_ba
         await slow.rollback()
     assert (status.ready, status.inflight, status.dead) == (1, 1, 1)
     assert (await consumer.status()).holders == ()
+
+
+def test_a_status_counts_a_hundred_thousand_dead_messages_and_no_further(database_url: str) -> None:
+    with Client(database_url) as client:
+        group = client.stream("notes", Note).register().consumer("g").register()
+        _ask(database_url, _DEAD)
+        assert group.status().dead == 100_000
+        _ask(database_url, "delete from sqlstreams.exception_queue_1 where message_id <= 2")
+        assert group.status().dead == 99_999
+
+
+_DEAD: LiteralString = """
+    insert into sqlstreams.exception_queue_1 (group_id, message_id, state, can_run_after)
+    select 1, n, 'dead', now() from generate_series(1, 100001) as n
+"""

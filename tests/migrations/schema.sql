@@ -86,7 +86,7 @@ view consumer_group_status
     lag_time interval  -- how long ago the first message behind committed was produced
     leases integer  -- ranges that are leased to processes or free to be taken over
     processes integer  -- how many processes hold one
-    ready bigint  -- failed or delayed messages that wait for their next delivery
+    ready bigint  -- failed or delayed messages that wait for their next delivery; this and the next four count up to 100,000
     inflight bigint  -- such messages that are being delivered
     deferred bigint  -- messages that wait for an earlier one of their key
     unread bigint  -- messages of a schema version that no process could read so far
@@ -446,14 +446,22 @@ CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group b
  RETURNS record
  LANGUAGE plpgsql
  STABLE
+ SET enable_bitmapscan TO 'off'
 AS $function$
 begin
     execute pg_catalog.format('select clock_timestamp() - created_at from %I.%I where id > $1 order by id limit 1',
         'sqlstreams', 'message_log_' || of_stream) into lag_time using committed;
     execute pg_catalog.format(
-        'select count(*) filter (where state = ''ready''), count(*) filter (where state = ''inflight''),'
-        '       count(*) filter (where state = ''deferred''), count(*) filter (where state = ''unread''),'
-        '       count(*) filter (where state = ''dead'') from %I.%I where group_id = $1',
+        'select (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''ready'''
+        '                               order by can_run_after limit 100000) as e),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''inflight'''
+        '                               order by instance_id limit 100000) as e),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''deferred'''
+        '                              and concurrency is not null order by message_key, message_id limit 100000) as e),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''unread'''
+        '                               order by schema_version limit 100000) as e),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''dead'''
+        '                               order by message_id limit 100000) as e)',
         'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, deferred, unread, dead using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from sqlstreams import AsyncClient, AsyncConsumer
+from sqlstreams.consume import presence
 from tests.support import Note, consuming, eventually
 
 POLL = 1.25  # seconds between two polls of an idle process
@@ -135,3 +136,39 @@ async def _end_listening_session(url: str) -> None:
             " where datname = current_database() and query like 'listen %'"
         )
         assert len(await cursor.fetchall()) == 1
+
+
+@pytest.mark.parametrize("again", ["redrive", "rewind"])
+async def test_messages_to_be_delivered_again_wake_an_idle_consumer(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    # given: a consumer that polls no more, and a message that is dead or done
+    consumer, seen = await client.stream("notes", Note).consumer("group").register(max_retries=0), list[str]()
+
+    async def handle(note: Note) -> None:
+        seen.append(note.text)
+        if again == "redrive" and len(seen) == 1:
+            raise ValueError("no")
+
+    async with consuming(consumer, handle):
+        await eventually(lambda: _connected(client))
+        await client.stream("notes", Note).producer().produce(Note("a"))
+        await eventually(lambda: _is_settled(consumer, dead=int(again == "redrive")))
+        monkeypatch.setattr(presence, "_POLL_SLOWEST", 600)
+        monkeypatch.setattr(presence, "_POLL_FASTEST", 600)
+        polls = consumer.stats.woken_by_poll
+        client._presence.poll_soon()
+        await asyncio.sleep(0)
+        # when
+        if again == "redrive":
+            await consumer.redrive(everything=True)
+        else:
+            await consumer.rewind("beginning")
+        # then
+        await eventually(lambda: seen == ["a", "a"], within=5)
+        assert consumer.stats.woken_by_poll == polls
+
+
+async def _is_settled(consumer: AsyncConsumer[Note], *, dead: int) -> bool:
+    status = await consumer.status()
+    return (status.lag, status.leases, status.ready, status.inflight, status.dead) == (0, 0, 0, 0, dead)
