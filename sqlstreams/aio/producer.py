@@ -82,9 +82,7 @@ class AsyncProducer(Generic[PayloadT]):
         )
         return await self._allowing(partial(self._produce, message, connection))
 
-    async def _produce(
-        self, message: Message[PayloadT], connection: psycopg.AsyncConnection[Any] | None, log: Log
-    ) -> Receipt:
+    async def _produce(self, message: Message[PayloadT], connection: Any, log: Log) -> Receipt:
         encoded = self._encoder.one(message, max_payload=log.info.max_payload)
         if connection is not None:
             return Receipt((await log.append_within(connection, [encoded]))[0])
@@ -108,7 +106,7 @@ class AsyncProducer(Generic[PayloadT]):
     async def _produce_many(
         self,
         items: Sequence[PayloadT | Message[PayloadT]],
-        connection: psycopg.AsyncConnection[Any] | None,
+        connection: Any,
         log: Log,
     ) -> list[Receipt]:
         encoded = self._encoder.each(items, max_payload=log.info.max_payload)

@@ -82,7 +82,7 @@ class Producer(Generic[PayloadT]):
         )
         return self._allowing(partial(self._produce, message, connection))
 
-    def _produce(self, message: Message[PayloadT], connection: psycopg.Connection[Any] | None, log: Log) -> Receipt:
+    def _produce(self, message: Message[PayloadT], connection: Any, log: Log) -> Receipt:
         encoded = self._encoder.one(message, max_payload=log.info.max_payload)
         if connection is not None:
             return Receipt((log.append_within(connection, [encoded]))[0])
@@ -106,7 +106,7 @@ class Producer(Generic[PayloadT]):
     def _produce_many(
         self,
         items: Sequence[PayloadT | Message[PayloadT]],
-        connection: psycopg.Connection[Any] | None,
+        connection: Any,
         log: Log,
     ) -> list[Receipt]:
         encoded = self._encoder.each(items, max_payload=log.info.max_payload)
