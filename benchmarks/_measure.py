@@ -261,9 +261,9 @@ class Figure(Struct, frozen=True):
 
 
 class Report:
-    """The answer to one question."""
+    """The answer to one question; `place` is None where no server is asked."""
 
-    def __init__(self, question: str, arguments: Arguments, place: Place) -> None:
+    def __init__(self, question: str, arguments: Arguments, place: Place | None) -> None:
         self._question = question
         self._arguments = arguments
         self._place = place
@@ -311,7 +311,7 @@ class Report:
         told = [self._question, ""]
         told += [_line(figure, width) for figure in self._figures]
         told += ["", f"median (lowest to highest) of {self._arguments.rounds} interleaved rounds"]
-        for facts in (self._sizes, _versions(self._place), _settings(self._place)):
+        for facts in filter(None, (self._sizes, _versions(self._place), _settings(self._place))):
             told.append(", ".join(f"{name} {value}" for name, value in facts.items()))
         if self._arguments.tiny:
             told.append("a tiny run: it shows that the benchmark works and little more")
@@ -333,11 +333,10 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _versions(place: Place) -> dict[str, object]:
-    ((server,),) = place.execute("show server_version")
+def _versions(place: Place | None) -> dict[str, object]:
     return {
         "sqlstreams": sqlstreams.__version__,
-        "PostgreSQL": server,
+        **({} if place is None else {"PostgreSQL": place.execute("show server_version")[0][0]}),
         "Python": platform.python_version(),
         f"psycopg ({psycopg.pq.__impl__})": psycopg.__version__,
         "msgspec": msgspec.__version__,
@@ -346,7 +345,9 @@ def _versions(place: Place) -> dict[str, object]:
     }
 
 
-def _settings(place: Place) -> dict[str, object]:
+def _settings(place: Place | None) -> dict[str, object]:
+    if place is None:
+        return {}
     shown = place.execute(
         "select name, current_setting(name) from pg_settings where name = any(%s)", [list(_SHOWN_SETTINGS)]
     )

@@ -1,5 +1,6 @@
 """Streams, consumer groups, schedules and deadlines inside the PostgreSQL you already have."""
 
+from sqlstreams import cron as cron
 from sqlstreams.aio import AsyncClient, AsyncConsumer, AsyncProducer, AsyncStream, AsyncSystem
 from sqlstreams.client import Client, Consumer, Producer, Stream, System
 from sqlstreams.consume.context import meta
