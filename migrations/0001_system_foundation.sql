@@ -144,6 +144,18 @@ create table {schema}.position_log (
 );
 create index position_log_group on {schema}.position_log (group_id, id);
 
+-- Ends the transaction of a handler whose lease is not ours any more: what follows it, the commit, is a rollback then. Sent
+-- together with that, so that no lease stays locked while an answer is on its way.
+create function {schema}.require_lease(held boolean) returns boolean
+language plpgsql as $sqlstreams$
+begin
+    if not held then
+        raise exception 'the lease on this delivery was lost' using errcode = 'SQ040';
+    end if;
+    return true;
+end
+$sqlstreams$;
+
 -- The upper edge (exclusive) of a stream's log: the first id that has no partition yet.
 create function {schema}.log_edge(of_stream bigint) returns bigint
 language sql stable as $sqlstreams$

@@ -218,7 +218,8 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "SQL0040",
         "A lease was lost",
         "This process did not renew its lease in time (it was frozen, or cut off), so its messages were given to "
-        "another. What it finished since then was not recorded, and may run twice.",
+        "another. What it finished since then was not recorded, and may run twice; the transactions of transactional "
+        "handlers were rolled back.",
         "Look for pauses longer than the lease: a suspended machine, a debugger, a stalled network.",
         "select * from {schema}.reclaim_log order by reclaimed_at desc limit 20",
     ),

@@ -32,7 +32,7 @@ async def eventually(is_so: Callable[[], bool | Awaitable[bool]], *, within: flo
 
 @asynccontextmanager
 async def consuming(
-    consumer: AsyncConsumer[Any], handler: Callable[[Any], Any], **options: Any
+    consumer: AsyncConsumer[Any], handler: Callable[..., Any], **options: Any
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run consume() beside the block, and cancel it at the end of the block."""
     task = asyncio.create_task(consumer.consume(handler, signals=False, **options))

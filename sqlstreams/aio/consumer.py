@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from sqlstreams import acts
 from sqlstreams.consume.budget import Budgets
 from sqlstreams.consume.consumption import ConsumeOptions, Consumption
+from sqlstreams.consume.lanes import Handler, check_connections, check_handler
 from sqlstreams.consume.reading import Reader, Upcast, check_upcast
 from sqlstreams.consume.stopping import Stop, stopped_by_signals
 from sqlstreams.consume.subject import Subject
-from sqlstreams.consume.workers import Handler
 from sqlstreams.model import (
     BindingPreview,
     BlockedKey,
@@ -357,6 +357,7 @@ class AsyncConsumer(Generic[PayloadT]):
         self,
         handler: Handler,
         *,
+        transactional: bool = False,
         concurrency: int = 10,
         prefetch: int | None = None,
         grace: timedelta = timedelta(seconds=30),
@@ -369,6 +370,12 @@ class AsyncConsumer(Generic[PayloadT]):
         Returning means done, raising means again later, `Terminal` dead at once, `Delay` later without a failure.
         `prefetch` messages are claimed at a time; None adapts to the handlers' pace.
 
+        With `transactional` the handler gets a second argument: a psycopg connection in a transaction (an
+        AsyncConnection for `async def`, a Connection for a plain function), whose commit also records the delivery, if
+        the message is still this process's to handle. So what it writes there takes effect exactly once. Each handler
+        holds a connection of its own meanwhile, beside those of the client's pool; `concurrency` may be as large as
+        `pool_size`.
+
         Messages of the payload type's schema_version are read, and of those that `upcast` names: it maps a version to a
         function that makes of the decoded JSON a payload, or what is stored as one. A type that takes any JSON reads
         every version. Messages of others wait for a process that reads them (`unread_versions`).
@@ -377,11 +384,15 @@ class AsyncConsumer(Generic[PayloadT]):
         call. What was not done is free for other processes at once and is not charged. With `signals=False` the
         process's signal handlers stay untouched. Raises `NotFound` when the group is absent or destroyed meanwhile.
         """
+        check_handler(handler, transactional=transactional)
         options = ConsumeOptions(
+            transactional=transactional,
             concurrency=check_integer("concurrency", concurrency, low=1, high=10_000),
             prefetch=None if prefetch is None else check_integer("prefetch", prefetch, low=1, high=10_000),
             grace=check_duration("grace", grace, low=timedelta(0), high=timedelta(days=1)).total_seconds(),
         )
+        if transactional:
+            check_connections(concurrency, pool_size=self._client._address.pool_size)
         upcast = check_upcast(self._stream._codec, upcast)
         stop = Stop()
         with stopped_by_signals(stop) if signals else nullcontext():

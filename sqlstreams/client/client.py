@@ -41,10 +41,11 @@ class Client:
     """A door to one installation; threads may share it. Opening it connects to nothing; the first call does.
 
     `url` is a PostgreSQL URL or connection string, `schema` the installation in it. At most `pool_size` connections
-    are opened beside one for the heartbeat, one for wake-ups and one to send them; a call waits up to `timeout` seconds
-    for one. `lease_ttl` is how long a consuming process may be silent before its work is given to others.
-    `listen_url` reaches PostgreSQL directly when `url` goes through a pooler. `max_pending` bounds the messages that
-    wait for a shared commit. Without `allow_destroy` nothing can be destroyed.
+    are opened beside one for the heartbeat, one for wake-ups, one to send them, and one for each handler at a time of a
+    transactional `consume()`; a call waits up to `timeout` seconds for one. `lease_ttl` is how long a consuming process
+    may be silent before its work is given to others. `listen_url` reaches PostgreSQL directly when `url` goes through a
+    pooler. `max_pending` bounds the messages that wait for a shared commit. Without `allow_destroy` nothing can be
+    destroyed.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sqlstreams import acts
 from sqlstreams.aio import AsyncClient
+from sqlstreams.consume.lanes import Handler
 from sqlstreams.consume.reading import Upcast
-from sqlstreams.consume.workers import Handler
 from sqlstreams.model import (
     BindingPreview,
     BlockedKey,
@@ -346,6 +346,7 @@ class Consumer(Generic[PayloadT]):
         self,
         handler: Handler,
         *,
+        transactional: bool = False,
         concurrency: int = 10,
         prefetch: int | None = None,
         grace: timedelta = timedelta(seconds=30),
@@ -359,7 +360,13 @@ class Consumer(Generic[PayloadT]):
         """
         asyncio.run(
             self._consume(
-                handler, concurrency=concurrency, prefetch=prefetch, grace=grace, signals=signals, upcast=upcast
+                handler,
+                transactional=transactional,
+                concurrency=concurrency,
+                prefetch=prefetch,
+                grace=grace,
+                signals=signals,
+                upcast=upcast,
             )
         )
 

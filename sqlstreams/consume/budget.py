@@ -49,6 +49,8 @@ def judge(outcome: Outcome, budget: Budget, row: Columns) -> Verdict:
     match outcome.kind:
         case "deferred" | "unread":
             return Verdict(outcome.kind, outcome.error)
+        case "undone":
+            return Verdict("ready", outcome.error, outcome.pause)
         case "failed" if failures < budget.max_retries:
             return Verdict("ready", outcome.error, budget.pause(failures))
         case "delayed" if budget.max_delays is None or delays < budget.max_delays:

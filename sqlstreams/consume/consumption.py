@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -17,6 +18,7 @@ from psycopg import errors as pg
 from sqlstreams import statements
 from sqlstreams.consume.claiming import Claimed, read_bound_claim, read_claim
 from sqlstreams.consume.hole_watch import HoleWatch
+from sqlstreams.consume.lanes import Handler, lanes
 from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
 from sqlstreams.consume.presence import Progress, columns
@@ -27,7 +29,7 @@ from sqlstreams.consume.stopping import Stop
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.suspects import Suspects
 from sqlstreams.consume.work_queue import WorkQueue
-from sqlstreams.consume.workers import Handler, Workers
+from sqlstreams.consume.workers import Workers
 from sqlstreams.database import is_broken
 from sqlstreams.errors import DatabaseUnavailable, NotFound, NotInstalled
 from sqlstreams.model import GroupInfo
@@ -47,8 +49,13 @@ _CLEANUP: Final = 10.0
 
 
 class ConsumeOptions(Struct, frozen=True):
-    """How one consume() works: `grace` is in seconds, `prefetch` None means as many as the handlers' pace asks for."""
+    """How one consume() works.
 
+    `grace` is in seconds, and `prefetch` None means as many as the handlers' pace asks for. A `transactional` handler
+    is called within a transaction that also records what became of the message.
+    """
+
+    transactional: bool
     concurrency: int
     prefetch: int | None
     grace: float
@@ -78,12 +85,13 @@ class Consumption:
         self._workers = Workers(
             subject,
             self._queue,
-            handler=handler,
+            lanes=lanes(handler, database=subject.database, proof=self._prove if options.transactional else None),
             concurrency=options.concurrency,
             read=reader.read,
             settle=self._settle,
             hungry=self._hungry,
             suspects=Suspects(subject, lost=self.lost),
+            lost=self.lost,
         )
         self._recorder = Recorder(
             subject,
@@ -297,9 +305,24 @@ class Consumption:
         if work.keyed and (keyed := work.keyed.get(work.rows[index][ID])) is not None:
             self._advance(keyed, outcome)
 
+    def _prove(self, work: Work, indexes: Sequence[int], result: object) -> statements.Statement[Any]:
+        """Return what records, at the end of a handler's transaction, that messages are done."""
+        message_ids = [work.rows[index][ID] for index in indexes]
+        if isinstance(work, Range):
+            return statements.complete_in_transaction(
+                self._database.schema,
+                instance_id=self._presence.instance_id,
+                token=work.token,
+                message_ids=message_ids,
+                resolved=work.progress()[0],
+            )
+        return statements.complete_exceptions_in_transaction(
+            self._subject.family, group_id=self.group_id, token=work.token, message_ids=message_ids
+        )
+
     def _advance(self, keyed: Keyed, outcome: Outcome | None) -> None:
         chains = self._queue.chains
-        if keyed.ordered and outcome is not None and outcome.kind in ("failed", "delayed", "unread"):
+        if keyed.ordered and outcome is not None and outcome.kind in ("failed", "delayed", "unread", "undone"):
             # It may turn out to be dead, and then those behind it are let go again at once.
             for work, index in self._queue.take_back(keyed.key):
                 self._recorder.add(Returned(work, index, DEFERRED))

@@ -33,6 +33,9 @@ DEFERRED = Outcome("deferred", "", "")
 UNREAD = Outcome("unread", "", "")
 """Not a delivery: the message waits in the exception queue for a process that can read its schema version."""
 
+UNDONE = Outcome("undone", "", "", pause=0.5)
+"""Not a delivery: the connection of the handler's transaction broke, and the message comes again uncharged."""
+
 
 def decide(error: BaseException) -> Outcome:
     """Return what a handler's exception means for its message. Never fails, whatever the exception does."""

@@ -28,17 +28,18 @@ class HandlerThread:
     process; these threads are left behind.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, at_end: Callable[[], object] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._name = name
+        self._at_end = at_end
         self._job: _Job | None = None
-        self._start()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def call(self, function: Callable[[Any], Any], argument: Any) -> asyncio.Future[Any]:
-        """Run `function(argument)` in the thread, in a copy of this context."""
+    def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Run `function(*arguments)` in the thread, in a copy of this context."""
         future: asyncio.Future[Any] = self._loop.create_future()
         context = contextvars.copy_context()
-        self._job = _Job(lambda: context.run(function, argument), future)
+        self._job = _Job(lambda: context.run(function, *arguments), future)
         self._jobs.put(self._job)
         return future
 
@@ -47,22 +48,19 @@ class HandlerThread:
         """Whether the last call has not ended."""
         return self._job is not None and not self._job.ended
 
-    def abandon(self) -> None:
-        """Leave a call that cannot be ended to itself, and go on in a new thread."""
-        self.close()
-        self._start()
-
     def close(self) -> None:
         """Let the thread end after the call that it is in."""
         self._jobs.put(None)
 
-    def _start(self) -> None:
-        self._job = None
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        threading.Thread(target=self._run, args=(self._jobs,), name=self._name, daemon=True).start()
+    def _run(self) -> None:
+        try:
+            self._run_jobs()
+        finally:
+            if self._at_end is not None:
+                self._at_end()
 
-    def _run(self, jobs: SimpleQueue[_Job | None]) -> None:
-        while (job := jobs.get()) is not None:
+    def _run_jobs(self) -> None:
+        while (job := self._jobs.get()) is not None:
             try:
                 result, error = job.run(), None
             except BaseException as raised:

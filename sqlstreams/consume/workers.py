@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final
+from uuid import UUID
+
+import psycopg
 
 from sqlstreams.consume.budget import is_spent
 from sqlstreams.consume.context import current
-from sqlstreams.consume.outcome import SPENT, UNREAD, Outcome, decide
-from sqlstreams.consume.ranges import ID, Work
+from sqlstreams.consume.lanes import Lane
+from sqlstreams.consume.outcome import SPENT, UNDONE, UNREAD, Outcome, decide
+from sqlstreams.consume.ranges import ID, Range, Work
 from sqlstreams.consume.reading import Unreadable
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.suspects import Suspects
-from sqlstreams.consume.threads import HandlerThread
+from sqlstreams.consume.transactions import DeliveryRefused, Undone
 from sqlstreams.consume.watchdog import Watchdog
 from sqlstreams.consume.work_queue import WorkQueue
 from sqlstreams.statements import Columns
 
 _log = logging.getLogger("sqlstreams.consume")
 
-Handler = Callable[[Any], Awaitable[object] | object]
 Settle = Callable[[Work, int, Outcome | None], None]
 
 # A handler that never waits would keep the answer to the next claim from being read.
 _BETWEEN_BREATHS: Final = 100
+_BETWEEN_CONNECTS: Final = 0.5
 
 
 class Workers:
-    """Calls the handler.
+    """Calls the handler, as often at a time as there are lanes for it.
 
     `settle` hears how each delivery ended, `hungry` that work may run short, and `suspects` which messages begin that
-    may be the ones that kill processes.
+    may be the ones that kill processes; `lost` hears of ranges that turned out to be another process's.
     """
 
     def __init__(
@@ -42,23 +46,24 @@ class Workers:
         subject: Subject,
         queue: WorkQueue,
         *,
-        handler: Handler,
+        lanes: Callable[[int], Lane],
         concurrency: int,
         read: Callable[[Columns], Any],
         settle: Settle,
         hungry: Callable[[], None],
         suspects: Suspects,
+        lost: Callable[[UUID], None],
     ) -> None:
         self._subject, self._budgets = subject, subject.budgets
         self._stream, self._group = subject.stream, subject.group
         self._queue = queue
-        self._handler = handler
+        self._lanes = lanes
         self._read = read
         self._settle = settle
         self._hungry = hungry
         self._suspects = suspects
+        self._lost = lost
         self._watchdog = Watchdog()
-        self._is_async = _is_async(handler)
         self._breathe_every = max(1, _BETWEEN_BREATHS // concurrency)
 
     def close(self) -> None:
@@ -67,16 +72,17 @@ class Workers:
 
     async def run_one(self, number: int) -> None:
         """Handle one message after the other until the queue is closed."""
-        thread = None if self._is_async else HandlerThread(f"sqlstreams-handler-{number}")
+        lane = self._lanes(number)
         try:
-            await self._handle_all(thread)
+            await self._handle_all(lane)
         finally:
-            if thread is not None:
-                thread.close()
+            await lane.close()
 
-    async def _handle_all(self, thread: HandlerThread | None) -> None:
+    async def _handle_all(self, lane: Lane) -> None:
         queue, handled = self._queue, 0
         while not queue.is_closed:
+            if not lane.is_open and not await self._open(lane):
+                continue
             item = queue.take()
             self._hungry()
             if item is None:
@@ -85,21 +91,21 @@ class Workers:
             work, index = item
             try:
                 if work.has_suspects and work.is_suspect(index):
-                    await self._handle_suspect(work, index, thread)
+                    await self._handle_suspect(work, index, lane)
                 else:
-                    await self._handle(work, index, thread)
+                    await self._handle(work, index, lane)
             finally:
                 queue.ended()
             handled += 1
             if handled % self._breathe_every == 0:
                 await asyncio.sleep(0)
 
-    async def _handle_suspect(self, work: Work, index: int, thread: HandlerThread | None) -> None:
+    async def _handle_suspect(self, work: Work, index: int, lane: Lane) -> None:
         if await self._suspects.begin(work, index):
-            await self._handle(work, index, thread)
+            await self._handle(work, index, lane)
             await self._suspects.end(work)
 
-    async def _handle(self, work: Work, index: int, thread: HandlerThread | None) -> None:
+    async def _handle(self, work: Work, index: int, lane: Lane) -> None:
         row = work.rows[index]
         budget = self._budgets.of(row)
         current.set((self._stream, self._group, row, budget))
@@ -108,14 +114,13 @@ class Workers:
             return
         try:
             payload = self._read(row)
-            if budget.timeout is not None:
-                await self._call_within(budget.timeout, payload, thread)
-            elif thread is None:
-                await self._handler(payload)  # type: ignore[misc]  # _is_async said so
+            call = lane.call(payload, work, (index,))
+            if budget.timeout is None:
+                await call
             else:
-                await _call_in(thread, self._handler, payload)
-        except Unreadable:
-            self._settle(work, index, UNREAD)
+                await self._within(budget.timeout, call, lane)
+        except (Unreadable, Undone, DeliveryRefused) as error:
+            self._put_aside(work, index, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -129,24 +134,42 @@ class Workers:
         else:
             self._settle(work, index, None)
 
-    async def _call_within(self, limit: timedelta, payload: Any, thread: HandlerThread | None) -> None:
-        if thread is None:
-            await self._watchdog.within(limit, self._handler(payload))  # type: ignore[arg-type]  # _is_async said so
-            return
+    async def _open(self, lane: Lane) -> bool:
         try:
-            await self._watchdog.within(limit, _call_in(thread, self._handler, payload))
+            await lane.open()
+        except psycopg.Error as error:
+            _log.warning("SQL0105 a handler of %s has no connection: %s", self._subject, str(error).strip())
+            await asyncio.sleep(_BETWEEN_CONNECTS * random.uniform(1, 2))
+        return lane.is_open
+
+    async def _within(self, limit: timedelta, call: Awaitable[object], lane: Lane) -> None:
+        try:
+            await self._watchdog.within(limit, call)
         except TimeoutError:
-            if thread.is_busy:
-                self._abandon(thread)
+            if lane.is_stuck:
+                self._abandon(lane)
             raise
 
-    def _abandon(self, thread: HandlerThread) -> None:
-        thread.abandon()
+    def _abandon(self, lane: Lane) -> None:
+        lane.abandon()
         self._subject.stats.abandoned += 1
         _log.warning(
             "SQL0109 message %d of %s took longer than it may, and its thread cannot be ended: it is left to itself",
             current.get()[2][ID], self._subject,
         )  # fmt: skip
+
+    def _put_aside(self, work: Work, index: int, error: Exception) -> None:
+        match error:
+            case Unreadable():
+                self._settle(work, index, UNREAD)
+                return
+            case DeliveryRefused() if isinstance(work, Range):
+                self._lost(work.token)
+            case DeliveryRefused():
+                _log.warning("SQL0040 message %d of %s: %s", work.rows[index][ID], self._subject, error)
+            case _:
+                _log.warning("SQL0105 message %d of %s comes again: %s", work.rows[index][ID], self._subject, error)
+        self._settle(work, index, UNDONE)
 
     def _failed(self, work: Work, index: int, error: BaseException) -> None:
         outcome = decide(error)
@@ -155,13 +178,3 @@ class Workers:
             work.rows[index][ID], self._stream, self._group, outcome.kind, outcome.error_type, outcome.error,
         )  # fmt: skip
         self._settle(work, index, outcome)
-
-
-async def _call_in(thread: HandlerThread, handler: Handler, payload: Any) -> None:
-    result = await thread.call(handler, payload)
-    if inspect.isawaitable(result):
-        await result
-
-
-def _is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004  # an object with an async __call__

@@ -290,7 +290,7 @@ logged as (
       from recorded r
       join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log <> 'off'
       left join {schema}.consumer_instance i on i.id = %(instance_id)s
-     where r.state not in ('deferred', 'unread')
+     where r.failures + r.delays > 0  -- else it was no delivery
 )
 -- Committed durably: with the range finished after a crash of the server, the row is all that is left of the message.
 select message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in
@@ -416,6 +416,35 @@ delete from {schema}.exception_queue_{stream}
    and token = %(token)s
 returning message_id, set_config('synchronous_commit', 'off', true)
 
+-- name: complete_in_transaction
+-- Record messages of a leased range as done in the transaction of their handler; it fails unless the lease is still ours
+-- and none of them is done. The last statement before the commit, for until then nobody else can write to the lease.
+with completed as (
+    update {schema}.claim_lease l
+       set resolved = greatest(l.resolved, %(resolved)s),
+           done = array(select id
+                          from unnest(l.done || %(message_ids)s::bigint[]) as d (id)
+                         where id > greatest(l.resolved, %(resolved)s))
+     where l.token = %(token)s
+       and l.instance_id = %(instance_id)s
+       and l.resolved < all(%(message_ids)s::bigint[])
+       and not l.done && %(message_ids)s::bigint[]
+    returning l.token
+)
+select {schema}.require_lease(exists (select from completed))
+
+-- name: complete_exceptions_in_transaction
+-- Remove rows in the transaction of their messages' handler; it fails unless all of them are still ours.
+with completed as (
+    delete from {schema}.exception_queue_{stream}
+     where group_id = %(group_id)s
+       and message_id = any(%(message_ids)s::bigint[])
+       and state = 'inflight'
+       and token = %(token)s
+    returning message_id
+)
+select {schema}.require_lease((select count(*) from completed) = cardinality(%(message_ids)s::bigint[]))
+
 -- name: return_exceptions
 -- Put rows back after a failed or delayed delivery, if they are still ours.
 with returned as (
@@ -450,7 +479,7 @@ logged as (
       from returned r
       join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log <> 'off'
       left join {schema}.consumer_instance i on i.id = %(instance_id)s
-     where r.outcome not in ('deferred', 'unread')
+     where r.outcome in ('failed', 'delayed', 'dead', 'spent')
 )
 select message_id, state, extract(epoch from can_run_after - clock_timestamp())::float8 as due_in, lazily
   from returned

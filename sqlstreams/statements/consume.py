@@ -15,9 +15,11 @@ from sqlstreams.statements.statement import (
     Columns,
     Family,
     Identified,
+    Nothing,
     Statement,
     columns,
     first,
+    nothing,
     of_family,
     of_system,
 )
@@ -157,6 +159,20 @@ def list_unread_versions(family: Family, *, group_id: int) -> Statement[UnreadVe
 def complete_exceptions(family: Family, *, group_id: int, token: UUID, message_ids: list[int]) -> Statement[Identified]:
     parameters = {"group_id": group_id, "token": token, "message_ids": message_ids}
     return of_family("complete_exceptions", family, first(Identified, 1), parameters)
+
+
+def complete_in_transaction(
+    schema: str, *, instance_id: int, token: UUID, message_ids: list[int], resolved: int
+) -> Statement[Nothing]:
+    parameters = {"instance_id": instance_id, "token": token, "message_ids": message_ids, "resolved": resolved}
+    return of_system("complete_in_transaction", schema, nothing, parameters)
+
+
+def complete_exceptions_in_transaction(
+    family: Family, *, group_id: int, token: UUID, message_ids: list[int]
+) -> Statement[Nothing]:
+    parameters = {"group_id": group_id, "token": token, "message_ids": message_ids}
+    return of_family("complete_exceptions_in_transaction", family, nothing, parameters)
 
 
 def return_exceptions(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,12 +17,14 @@ from sqlstreams.statements import Failures, Family
 from tests.support import Note
 
 SCHEMA = "sqlstreams"
+WAITING = b"select pid from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 
 
 class World:
     """A group whose range of ids 1 to 10 was taken over from one process by another, and two retries likewise."""
 
-    def __init__(self, old: psycopg.Connection[Any], new: psycopg.Connection[Any], family: Family) -> None:
+    def __init__(self, old: psycopg.Connection[Any], new: psycopg.Connection[Any], family: Family, url: str) -> None:
+        self.url = url
         self.old, self.new, self.family, self.group_id = old, new, family, 1
         self.old_token, self.new_token = uuid4(), uuid4()
         self.old_retry, self.new_retry = uuid4(), uuid4()
@@ -120,7 +124,7 @@ def world(database_url: str) -> Iterator[World]:
     ):
         prepare_adapters(old.adapters)
         prepare_adapters(new.adapters)
-        yield World(old, new, Family(SCHEMA, 1))
+        yield World(old, new, Family(SCHEMA, 1), database_url)
 
 
 @pytest.fixture
@@ -245,6 +249,80 @@ def test_a_process_that_is_late_to_renew_takes_nothing_over_from_itself(world: W
     assert execute(world.new, world.take_over(world.new_id, uuid4())) == []
     assert execute(world.new, world.free_exceptions(world.new_id)) == []
     assert world.rows() == before
+
+
+# In the transaction of a handler
+
+
+def complete(world: World, token: UUID, instance_id: int, *message_ids: int) -> statements.Statement[Any]:
+    return statements.complete_in_transaction(
+        SCHEMA, instance_id=instance_id, token=token, message_ids=list(message_ids), resolved=2
+    )
+
+
+def complete_retries(world: World, token: UUID, *message_ids: int) -> statements.Statement[Any]:
+    return statements.complete_exceptions_in_transaction(
+        world.family, group_id=world.group_id, token=token, message_ids=list(message_ids)
+    )
+
+
+def test_the_transaction_of_a_handler_fails_without_the_lease(world: World, before: list[Any]) -> None:
+    for late in (
+        complete(world, world.old_token, world.old_id, 3),
+        complete(world, world.new_token, world.old_id, 3),
+        complete(world, world.old_token, world.new_id, 3),
+        complete_retries(world, world.old_retry, 1),
+        complete_retries(world, world.new_retry, 1, 3),
+    ):
+        with pytest.raises(psycopg.Error, match="the lease on this delivery was lost") as lost:
+            execute(world.old, late)
+        assert lost.value.sqlstate == "SQ040"
+        assert world.rows() == before
+
+
+def test_the_transaction_of_a_handler_completes_what_is_its_own_once(world: World) -> None:
+    for held in (complete(world, world.new_token, world.new_id, 4, 5), complete_retries(world, world.new_retry, 1, 2)):
+        execute(world.new, held)
+        with pytest.raises(psycopg.Error, match="lost"):
+            execute(world.new, held)
+    leases = world.new.execute("select resolved, done from sqlstreams.claim_lease").fetchall()
+    assert leases == [(2, [4, 5])]
+    assert world.new.execute("select count(*) from sqlstreams.exception_queue_1").fetchone() == (0,)
+
+
+def test_what_was_recorded_as_failed_cannot_be_completed_any_more(world: World) -> None:
+    execute(world.new, world.record_exceptions(world.new_token, world.new_id, [3]))
+    with pytest.raises(psycopg.Error, match="lost"):
+        execute(world.new, complete(world, world.new_token, world.new_id, 3))
+
+
+@pytest.mark.parametrize("meets", ["checkpoint", "failure", "take over", "another"])
+def test_what_meets_the_commit_of_a_handler_waits_for_it_and_loses_nothing(world: World, meets: str) -> None:
+    # Given a transaction that has completed message 5 and not committed
+    holder = world.old
+    holder.execute("begin")
+    execute(holder, complete(world, world.new_token, world.new_id, 5))
+    # When another statement comes, then it waits, or passes by
+    tokens = [world.new_token]
+    meeting: dict[str, statements.Statement[Any]] = {
+        "checkpoint": statements.checkpoint(SCHEMA, instance_id=world.new_id, tokens=tokens, resolved=[3], done=[[7]]),
+        "failure": world.record_exceptions(world.new_token, world.new_id, [5]),
+        "take over": world.take_over(world.new_id, uuid4()),
+        "another": complete(world, world.new_token, world.new_id, 6),
+    }
+    with ThreadPoolExecutor(1) as thread:
+        met = thread.submit(execute, world.new, meeting[meets])
+        with psycopg.connect(world.url, autocommit=True) as looker:
+            until = time.monotonic() + 10
+            while not met.done() and not looker.execute(WAITING).fetchall():
+                assert time.monotonic() < until
+        holder.execute("commit")
+        rows = met.result(10)
+    # And afterwards the message is done, whatever was said of it
+    assert meets in ("checkpoint", "another") or rows == []
+    ((done,),) = world.new.execute("select done from sqlstreams.claim_lease").fetchall()
+    assert sorted(done) == {"checkpoint": [5, 7], "another": [5, 6]}.get(meets, [5])
+    assert world.new.execute("select from sqlstreams.exception_queue_1 where message_id = 5").fetchall() == []
 
 
 # The history

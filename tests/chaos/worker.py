@@ -14,11 +14,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+import psycopg
 from msgspec import Struct
 
 from sqlstreams import AsyncClient, meta
+from tests.delivery.effects import INSERT
 from tests.support import Note
 
 
@@ -66,8 +69,8 @@ class Handlers:
         self._seconds = settings.seconds
         self._journal = journal
 
-    def named(self, name: str) -> Callable[[Note], Awaitable[None] | None]:
-        found: Callable[[Note], Awaitable[None] | None] = getattr(self, name)
+    def named(self, name: str) -> Callable[..., Awaitable[None] | None]:
+        found: Callable[..., Awaitable[None] | None] = getattr(self, name)
         return found
 
     async def slow(self, note: Note) -> None:
@@ -111,6 +114,17 @@ class Handlers:
             finally:
                 await asyncio.sleep(self._seconds)
 
+    async def effect(self, note: Note, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Write, within the transaction that records the delivery."""
+        with self._noted():
+            await connection.execute(INSERT, [meta().id])
+            await asyncio.sleep(self._seconds)
+
+    def effect_thread(self, note: Note, connection: psycopg.Connection[Any]) -> None:
+        with self._noted():
+            connection.execute(INSERT, [meta().id])
+            time.sleep(self._seconds)
+
     def thread(self, note: Note) -> None:
         with self._noted():
             time.sleep(self._seconds)
@@ -142,6 +156,7 @@ async def main(settings: Settings, journal: Journal) -> None:
         journal.write("connecting")
         await stream.consumer("g").consume(
             Handlers(settings, journal).named(settings.handler),
+            transactional=settings.handler.startswith("effect"),
             concurrency=settings.concurrency,
             prefetch=settings.prefetch,
             grace=timedelta(seconds=settings.grace),

@@ -584,6 +584,18 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION sqlstreams.require_lease(held boolean)
+ RETURNS boolean
+ LANGUAGE plpgsql
+AS $function$
+begin
+    if not held then
+        raise exception 'the lease on this delivery was lost' using errcode = 'SQ040';
+    end if;
+    return true;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.settled_position(of_stream bigint, at timestamp with time zone, head bigint, held_for interval)
  RETURNS bigint
  LANGUAGE plpgsql
