@@ -46,6 +46,8 @@ create table {schema}.consumer_group_config (
     start_at       text not null,
     -- Patterns of routing keys, as declared; none takes every message.
     bindings       text[] not null default '{}',
+    bound_at       timestamptz not null default now(),
+    bound_by       text not null default session_user,
     created_at     timestamptz not null default now(),
     updated_at     timestamptz not null default now(),
     unique (stream_id, name)
@@ -81,6 +83,21 @@ create table {schema}.consumer_instance (
     renewed_at  timestamptz not null default now(),
     expires_at  timestamptz not null
 ) with (fillfactor = 50);
+
+-- Which bindings a process that consumes declared: as long as it lives, other ones do not replace them while they are in
+-- force. A row without an instance was declared by nobody who consumes so far, and waits; of those the newest stays.
+create table {schema}.binding_declaration (
+    id          bigint generated always as identity primary key,
+    token       uuid unique,
+    group_id    bigint not null references {schema}.consumer_group_config on delete cascade,
+    instance_id bigint references {schema}.consumer_instance on delete cascade,
+    bindings    text[] not null,
+    declared_by text not null default session_user,
+    declared_at timestamptz not null default now(),
+    check ((token is null) = (instance_id is null))
+);
+create index binding_declaration_group on {schema}.binding_declaration (group_id);
+create index binding_declaration_instance on {schema}.binding_declaration (instance_id);
 
 -- One row is the right to deliver ids low to high to one group. Everything up to `resolved` and in `done` is finished.
 -- A row without an instance is free for any process of the group. `gated` ranges have taken or deferred every key of

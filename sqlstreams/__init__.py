@@ -24,12 +24,14 @@ from sqlstreams.errors import (
 )
 from sqlstreams.migration import library_version as _library_version
 from sqlstreams.model import (
+    BindingDeclaration,
     BindingPreview,
     BlockedKey,
     ConsumerStats,
     DeadLetter,
     DeadLetterDetail,
     DeliveryRecord,
+    GroupBindings,
     GroupInfo,
     GroupStatus,
     Holder,
@@ -66,6 +68,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncStream",
     "AsyncSystem",
+    "BindingDeclaration",
     "BindingPreview",
     "BlockedKey",
     "Client",
@@ -80,6 +83,7 @@ __all__ = [
     "DestroyRefused",
     "Diagnosis",
     "EmbeddedUnavailable",
+    "GroupBindings",
     "GroupInfo",
     "GroupStatus",
     "Holder",

@@ -124,6 +124,34 @@ class GroupInfo(Struct, frozen=True):
     updated_at: datetime
 
 
+class BindingDeclaration(Struct, frozen=True):
+    """A set of bindings that a living process of the group declared, or (`instance_id` None) that nobody consumes by.
+
+    `hostname` and `pid` are the process, `declared_by` the database role.
+    """
+
+    bindings: tuple[str, ...]
+    instance_id: int | None
+    hostname: str | None
+    pid: int | None
+    declared_by: str
+    declared_at: datetime
+
+
+class GroupBindings(Struct, frozen=True):
+    """The bindings of a group that are in force since `bound_at`, declared by the role `bound_by`.
+
+    `held_by` are the living processes that declared the same, `waiting` the declarations of other sets, the newest
+    first: that is put in force when nobody holds the others any more.
+    """
+
+    bindings: tuple[str, ...]
+    bound_at: datetime
+    bound_by: str
+    held_by: tuple[BindingDeclaration, ...]
+    waiting: tuple[BindingDeclaration, ...]
+
+
 class RoutingKeyUse(Struct, frozen=True):
     """A routing key among messages that were looked at (None: they have none), and whether the bindings match it."""
 

@@ -13,7 +13,7 @@ from sqlstreams_cli.guard import confirm, confirm_destroying
 from sqlstreams_cli.values import describe_time, parse_duration, parse_position
 
 if TYPE_CHECKING:
-    from sqlstreams import Client, Consumer, RawPayload, Rewind, Skip
+    from sqlstreams import BindingDeclaration, Client, Consumer, RawPayload, Rewind, Skip
 
 app = noun("Register consumer groups, look at them and run them.")
 
@@ -54,7 +54,7 @@ def get(session: Session, group: Group, stream: OfStream) -> None:
 
     Its settings, its lag, its processes, its exceptions and who holds back its next claim.
 
-    JSON: one object with the fields of GroupInfo and GroupStatus, and instances: the processes as an array.
+    JSON: one object with the fields of GroupInfo, GroupStatus and GroupBindings, and instances, an array.
     """
     with session.client() as client:
         _show(session, client.stream(stream).consumer(group))
@@ -97,9 +97,10 @@ def register(
 ) -> None:
     """Declare a group.
 
-    The newest declaration wins; the same one again changes nothing.
+    The newest declaration wins; the same one again changes nothing. Bindings other than those in force wait while
+    processes consume that declared the ones in force.
 
-    JSON: as of `consumer get`.
+    JSON: as of `consumer get`, and binding_outcome: installed, joined or waiting.
     """
     position = parse_position(start, option="--start")
     base, cap = parse_duration(retry_base, option="--retry-base"), parse_duration(retry_cap, option="--retry-cap")
@@ -117,7 +118,7 @@ def register(
             concurrency=concurrency,
             bindings=bindings,
         )
-        _show(session, consumer)
+        _show(session, consumer, binding_outcome=consumer.binding_outcome)
 
 
 @command(app, "blocked", example="sqlstreams consumer blocked invoice-runner --stream invoices")
@@ -339,11 +340,21 @@ def _fields(consumer: Consumer[RawPayload]) -> dict[str, object]:
     return render.fields(info, status)
 
 
-def _show(session: Session, consumer: Consumer[RawPayload]) -> None:
-    shown = _fields(consumer)
+def _show(session: Session, consumer: Consumer[RawPayload], **more: object) -> None:
+    bound = consumer.bindings()
+    shown = {**_fields(consumer), **render.fields(bound), **more}
     instances = consumer.instances()
     if session.as_json:
         render.print_json({**shown, "instances": instances})
     else:
         lines = [f"pid {each.pid} on {each.hostname} since {each.started_at:%Y-%m-%d %H:%M}" for each in instances]
-        render.print_fields({**shown, "instances": lines})
+        declared = {
+            name: [_describe_declaration(each) for each in getattr(bound, name)] for name in ("held_by", "waiting")
+        }
+        render.print_fields({**shown, **declared, "instances": lines})
+
+
+def _describe_declaration(declared: BindingDeclaration) -> str:
+    patterns = ", ".join(declared.bindings) or "everything"
+    where = "no process" if declared.pid is None else f"pid {declared.pid} on {declared.hostname}"
+    return f"{patterns} by {where}, declared by {declared.declared_by} at {describe_time(declared.declared_at)}"

@@ -25,8 +25,11 @@ from sqlstreams.routing import like_patterns
 from sqlstreams.statements import Act, Family, ask
 
 
-def register_group(schema: str, *, stream: str, name: str, start: Start, options: GroupOptions) -> Act[GroupInfo]:
-    """Declare a consumer group: made when absent (only then does `start` count), changed when other."""
+def register_group(schema: str, *, stream: str, name: str, start: Start, options: GroupOptions) -> Act[bool]:
+    """Declare a consumer group: made when absent (only then does `start` count), its settings changed when other.
+
+    Return whether it was made. The bindings of one that was there are left to `declare_bindings`.
+    """
     info = yield from get_stream(schema, name=stream)
     created = yield from ask(
         statements.insert_group(schema, stream_id=info.id, name=name, start_at=_describe_start(start), options=options)
@@ -36,15 +39,14 @@ def register_group(schema: str, *, stream: str, name: str, start: Start, options
         patterns = like_patterns(options.bindings)
         yield from ask(statements.insert_cursor(schema, group_id=created[0].id, claimed=claimed, patterns=patterns))
         group = yield from read_group(schema, info, name)
-        yield from _log_group(schema, info, group, "registered")
-        return group
+        yield from log_group(schema, info.id, group, "registered")
+        return True
     group = yield from read_group(schema, info, name)
-    if declared(group, GroupOptions) != options:
+    if declared(group, GroupOptions) != msgspec.structs.replace(options, bindings=group.bindings):
         yield from ask(statements.update_group(schema, group_id=group.id, options=options))
-        yield from ask(statements.bind_group(schema, group_id=group.id, patterns=like_patterns(options.bindings)))
         group = yield from read_group(schema, info, name)
-        yield from _log_group(schema, info, group, "changed")
-    return group
+        yield from log_group(schema, info.id, group, "changed")
+    return False
 
 
 def get_group(schema: str, *, stream: str, name: str) -> Act[GroupInfo]:
@@ -113,7 +115,7 @@ def rename_group(schema: str, *, stream: str, name: str, new_name: str) -> Act[G
     if not (yield from ask(statements.rename_group(schema, stream_id=info.id, group_id=group.id, new_name=new_name))):
         raise InvalidInput("new_name", f"is taken: there is a consumer group named {new_name!r} on {stream!r}")
     renamed = yield from read_group(schema, info, new_name)
-    yield from _log_group(schema, info, renamed, "renamed")
+    yield from log_group(schema, info.id, renamed, "renamed")
     return renamed
 
 
@@ -125,7 +127,7 @@ def destroy_group(schema: str, *, stream: str, name: str, allowed: bool) -> Act[
     yield from ask(statements.delete_group(schema, group_id=group.id))
     yield from ask(statements.delete_exceptions(Family(schema, info.id), group_id=group.id))
     yield from ask(statements.delete_deliveries(Family(schema, info.id), group_id=group.id))
-    yield from _log_group(schema, info, group, "destroyed")
+    yield from log_group(schema, info.id, group, "destroyed")
 
 
 def read_group(schema: str, stream: StreamInfo, name: str) -> Act[GroupInfo]:
@@ -136,10 +138,11 @@ def read_group(schema: str, stream: StreamInfo, name: str) -> Act[GroupInfo]:
     return found[0]
 
 
-def _log_group(schema: str, stream: StreamInfo, group: GroupInfo, action: str) -> Act[None]:
+def log_group(schema: str, stream_id: int, group: GroupInfo, action: str) -> Act[None]:
+    """Keep what a group is now, and who made it so."""
     yield from ask(
         statements.log_group(
-            schema, stream_id=stream.id, group_id=group.id, action=action, config=msgspec.json.encode(group)
+            schema, stream_id=stream_id, group_id=group.id, action=action, config=msgspec.json.encode(group)
         )
     )
 

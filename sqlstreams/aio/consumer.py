@@ -22,6 +22,7 @@ from sqlstreams.model import (
     DeadLetter,
     DeadLetterDetail,
     DeliveryRecord,
+    GroupBindings,
     GroupInfo,
     GroupStatus,
     Instance,
@@ -57,11 +58,17 @@ PayloadT = TypeVar("PayloadT")
 
 
 class AsyncConsumer(Generic[PayloadT]):
-    """A handle on a consumer group. `stats` counts what this handle's `consume()` has done."""
+    """A handle on a consumer group. `stats` counts what this handle's `consume()` has done.
+
+    `binding_outcome` says what became of the bindings when this handle registered: "installed" (claims go by them from
+    then on), "joined" (they were in force), or "waiting" (others are in force and held by processes that consume).
+    """
 
     def __init__(self, stream: AsyncStream[PayloadT], group: str) -> None:
         self.name = check_name("group", group)
         self.stats = ConsumerStats()
+        self.binding_outcome: str | None = None
+        self._declared: tuple[str, ...] | None = None
         self._stream = stream
         self._client = stream._client
         self._schema = stream._schema
@@ -94,8 +101,9 @@ class AsyncConsumer(Generic[PayloadT]):
         and producers may ask for other values of all of these; `limits` bound them.
 
         `bindings` are patterns of routing keys in which `*` stands for any characters: the group takes the messages
-        that match one of them, and those without a routing key not. None or no pattern takes every message. Bindings
-        count for the messages that are claimed from now on. Raises `NotFound` without the stream.
+        that match one of them, and those without a routing key not. None or no pattern takes every message. The set
+        counts whole, for messages that are claimed from then on. While a process consumes that declared the set in
+        force, another one waits: see `binding_outcome` and `bindings`. Raises `NotFound` without the stream.
         """
         options = GroupOptions(
             timeout=timeout,
@@ -110,11 +118,12 @@ class AsyncConsumer(Generic[PayloadT]):
             bindings=check_bindings("bindings", bindings),
         )
         check_start("start", start)
-        await self._client._run(
-            lambda: acts.register_group(
+        self.binding_outcome = await self._client._run(
+            lambda: acts.declare_group(
                 self._schema, stream=self._stream.name, name=self.name, start=start, options=options
             )
         )
+        self._declared = options.bindings
         return self
 
     async def get(self) -> GroupInfo | None:
@@ -145,6 +154,12 @@ class AsyncConsumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return await self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    async def bindings(self) -> GroupBindings:
+        """Return which bindings are in force, which processes hold them, and which declarations wait."""
+        return await self._client._run(
+            lambda: acts.get_bindings(self._schema, stream=self._stream.name, name=self.name)
         )
 
     async def preview_bindings(self, bindings: Sequence[str] | None, *, last: int = 1_000) -> BindingPreview:
@@ -401,7 +416,13 @@ class AsyncConsumer(Generic[PayloadT]):
                 subject, group = found
                 reader = Reader(self._stream._codec, upcast, group=str(subject))
                 consumption = Consumption(
-                    subject, reader=reader, handler=handler, options=options, stop=stop, group=group
+                    subject,
+                    reader=reader,
+                    handler=handler,
+                    options=options,
+                    stop=stop,
+                    group=group,
+                    declared=self._declared,
                 )
                 await consumption.run()
 

@@ -19,6 +19,7 @@ from sqlstreams.model import (
     DeadLetter,
     DeadLetterDetail,
     DeliveryRecord,
+    GroupBindings,
     GroupInfo,
     GroupStatus,
     Instance,
@@ -52,11 +53,17 @@ PayloadT = TypeVar("PayloadT")
 
 
 class Consumer(Generic[PayloadT]):
-    """A handle on a consumer group. `stats` counts what this handle's `consume()` has done."""
+    """A handle on a consumer group. `stats` counts what this handle's `consume()` has done.
+
+    `binding_outcome` says what became of the bindings when this handle registered: "installed" (claims go by them from
+    then on), "joined" (they were in force), or "waiting" (others are in force and held by processes that consume).
+    """
 
     def __init__(self, stream: Stream[PayloadT], group: str) -> None:
         self.name = check_name("group", group)
         self.stats = ConsumerStats()
+        self.binding_outcome: str | None = None
+        self._declared: tuple[str, ...] | None = None
         self._stream = stream
         self._client = stream._client
         self._schema = stream._schema
@@ -89,8 +96,9 @@ class Consumer(Generic[PayloadT]):
         and producers may ask for other values of all of these; `limits` bound them.
 
         `bindings` are patterns of routing keys in which `*` stands for any characters: the group takes the messages
-        that match one of them, and those without a routing key not. None or no pattern takes every message. Bindings
-        count for the messages that are claimed from now on. Raises `NotFound` without the stream.
+        that match one of them, and those without a routing key not. None or no pattern takes every message. The set
+        counts whole, for messages that are claimed from then on. While a process consumes that declared the set in
+        force, another one waits: see `binding_outcome` and `bindings`. Raises `NotFound` without the stream.
         """
         options = GroupOptions(
             timeout=timeout,
@@ -105,11 +113,12 @@ class Consumer(Generic[PayloadT]):
             bindings=check_bindings("bindings", bindings),
         )
         check_start("start", start)
-        self._client._run(
-            lambda: acts.register_group(
+        self.binding_outcome = self._client._run(
+            lambda: acts.declare_group(
                 self._schema, stream=self._stream.name, name=self.name, start=start, options=options
             )
         )
+        self._declared = options.bindings
         return self
 
     def get(self) -> GroupInfo | None:
@@ -137,6 +146,10 @@ class Consumer(Generic[PayloadT]):
         return self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
+
+    def bindings(self) -> GroupBindings:
+        """Return which bindings are in force, which processes hold them, and which declarations wait."""
+        return self._client._run(lambda: acts.get_bindings(self._schema, stream=self._stream.name, name=self.name))
 
     def preview_bindings(self, bindings: Sequence[str] | None, *, last: int = 1_000) -> BindingPreview:
         """Return what bindings would take of the stream's last messages, without declaring them."""
@@ -381,5 +394,5 @@ class Consumer(Generic[PayloadT]):
             listen_url=self._client._listen_url,
         ) as client:
             consumer = client.stream(self._stream.name, self._stream.payload_type).consumer(self.name)
-            consumer.stats = self.stats
+            consumer.stats, consumer._declared = self.stats, self._declared
             await consumer.consume(handler, **options)

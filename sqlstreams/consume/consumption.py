@@ -15,7 +15,7 @@ import psycopg
 from msgspec import Struct
 from psycopg import errors as pg
 
-from sqlstreams import statements
+from sqlstreams import acts, statements
 from sqlstreams.consume.claiming import Claimed, read_bound_claim, read_claim
 from sqlstreams.consume.hole_watch import HoleWatch
 from sqlstreams.consume.lanes import Handler, lanes
@@ -73,6 +73,7 @@ class Consumption:
         options: ConsumeOptions,
         stop: Stop,
         group: GroupInfo,
+        declared: tuple[str, ...] | None = None,
     ) -> None:
         self.stream_id = subject.family.stream
         self.group_id = subject.group_id
@@ -114,6 +115,9 @@ class Consumption:
         self._doubtful = False
         self._gated = group.concurrency != "parallel"
         self._bound = bool(group.bindings)
+        self._declared = declared
+        self._declaration = uuid4()
+        self._unheld = False
         self._start_over = False
         self._changed = False
         self._swept_at = -_SWEEP_EVERY
@@ -142,6 +146,8 @@ class Consumption:
     async def _run(self) -> None:
         try:
             await self._stop.unless_asked(self._presence.join(self))
+            if not self._stop.asked.is_set():
+                await self._stop.unless_asked(self._hold_bindings())
             if not self._stop.asked.is_set():
                 await self._deliver()
         finally:
@@ -187,6 +193,10 @@ class Consumption:
                 if self._fatal is None and not recorder.done():
                     await self._recorder.drain()
                 await self._give_back()
+                if self._declared is not None:
+                    await self._database.query_once(
+                        statements.drop_bindings(self._database.schema, token=self._declaration)
+                    )
         except (TimeoutError, psycopg.Error, DatabaseUnavailable, NotInstalled) as error:
             if self._fatal is None:
                 _log.warning("SQL0105 %s was not given back, its leases will run out: %s", self._subject, error)
@@ -269,6 +279,7 @@ class Consumption:
             self._stats.woken_by_poll += 1
         self._gated |= found.gated
         self._bound = found.bound
+        self._unheld |= found.unheld
         self._changed |= found.updated_at != self._subject.budgets.group.updated_at
         self._fresh |= found.fresh
         self._loose |= found.loose
@@ -365,8 +376,11 @@ class Consumption:
             await self._begin_anew()
         if self._changed:
             await self._reread_group()
+        if self._unheld:
+            await self._settle_bindings()
         if self._doubtful:
             self._doubtful = False
+            await self._hold_bindings()
             async with self._presence.turn(self.group_id):
                 await self._disown()
         if self._orphaned:
@@ -579,6 +593,28 @@ class Consumption:
         ):
             self._subject.budgets.change(group)
         self._changed = False
+
+    async def _hold_bindings(self) -> None:
+        """Have the bindings that this process declared stay in force while it lives, or wait to be put in force."""
+        if self._declared is not None:
+            bindings = self._declared
+            await self._database.run(
+                lambda: acts.hold_bindings(
+                    self._database.schema,
+                    stream_id=self.stream_id,
+                    group_id=self.group_id,
+                    instance_id=self._presence.instance_id,
+                    token=self._declaration,
+                    bindings=bindings,
+                )
+            )
+
+    async def _settle_bindings(self) -> None:
+        self._unheld = False
+        await self._database.run(
+            lambda: acts.settle_bindings(self._database.schema, stream_id=self.stream_id, group_id=self.group_id)
+        )
+        self._presence.poll_soon()
 
     async def _begin_anew(self) -> None:
         """Give back everything that has not begun and claim it again: what we held of keys may be others' by now."""

@@ -14,15 +14,8 @@ returning id
 insert into {schema}.consumer_group_cursor (group_id, claimed, bindings)
 values (%(group_id)s, %(claimed)s, %(patterns)s::text[])
 
--- name: bind_group
--- Have every claim that begins from now on take the messages that match, and no others. A claim under way ends first.
-update {schema}.consumer_group_cursor
-   set bindings = %(patterns)s::text[]
- where group_id = %(group_id)s
-   and bindings is distinct from %(patterns)s::text[]
-
 -- name: update_group
--- Give a group the settings that were declared last.
+-- Give a group the settings that were declared last, but for its bindings.
 update {schema}.consumer_group_config
    set timeout = %(timeout)s,
        max_retries = %(max_retries)s,
@@ -33,7 +26,6 @@ update {schema}.consumer_group_config
        concurrency = %(concurrency)s,
        limits = %(limits)s,
        delivery_log = %(delivery_log)s,
-       bindings = %(bindings)s::text[],
        updated_at = now()
  where id = %(id)s
 

@@ -111,7 +111,18 @@ select c.group_id,
                    from waiting w
                   where w.schema_version is not null
              )
-             select schema_version from waiting where schema_version is not null) as unread
+             select schema_version from waiting where schema_version is not null) as unread,
+       -- Bindings wait, and no process that lives holds those in force.
+       exists (select
+                 from {schema}.binding_declaration d
+                where d.group_id = c.group_id
+                  and d.bindings <> g.bindings)
+       and not exists (select
+                         from {schema}.binding_declaration d
+                         join {schema}.consumer_instance i on i.id = d.instance_id
+                        where d.group_id = c.group_id
+                          and d.bindings = g.bindings
+                          and i.expires_at > now()) as unheld
   from {schema}.consumer_group_cursor c
   join {schema}.consumer_group_config g on g.id = c.group_id
   join {schema}.stream_config s on s.id = g.stream_id

@@ -47,12 +47,9 @@ def insert_cursor(schema: str, *, group_id: int, claimed: int, patterns: list[st
     return of_system("insert_cursor", schema, nothing, parameters)
 
 
-def bind_group(schema: str, *, group_id: int, patterns: list[str] | None) -> Statement[Nothing]:
-    return of_system("bind_group", schema, nothing, {"group_id": group_id, "patterns": patterns})
-
-
 def update_group(schema: str, *, group_id: int, options: GroupOptions) -> Statement[Nothing]:
-    return of_system("update_group", schema, nothing, {"id": group_id, **_settings(options)})
+    settings = {name: value for name, value in _settings(options).items() if name != "bindings"}
+    return of_system("update_group", schema, nothing, {"id": group_id, **settings})
 
 
 def _settings(options: GroupOptions) -> Mapping[str, object]:

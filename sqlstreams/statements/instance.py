@@ -28,7 +28,8 @@ class Polled(Struct, frozen=True):
     """What there is to do for one group. `due_in` is in seconds until the next retry.
 
     `gated` says whether keys matter to its claims, `bound` whether bindings do; `updated_at` when its settings changed
-    last, `unread` which versions wait for a process that can read them.
+    last, `unread` which versions wait for a process that can read them, `unheld` whether bindings wait that nobody
+    keeps from being put in force.
     """
 
     group_id: int
@@ -41,6 +42,7 @@ class Polled(Struct, frozen=True):
     keys_left: bool
     due_in: float | None
     unread: list[int]
+    unheld: bool
 
 
 class Owned(Struct, frozen=True):

@@ -34,6 +34,7 @@ ARGUMENTS: dict[str, Any] = {
     "after": 0,
     "ahead": 0,
     "at": datetime(2026, 1, 1, tzinfo=UTC),
+    "bindings": ["eu.*"],
     "breaking": False,
     "chain": ["k"],
     "channel": "sqlstreams",

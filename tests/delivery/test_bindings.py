@@ -67,8 +67,8 @@ async def test_bindings_are_declared_whole_and_the_newest_declaration_wins(datab
 async def test_a_running_process_goes_by_a_new_declaration(database_url: str) -> None:
     async with AsyncClient(database_url) as client:
         stream = await client.stream("notes", Note).register()
-        consumer = await stream.consumer("g").register()
-        seen: list[str | None] = []
+        await stream.consumer("g").register()
+        consumer, seen = stream.consumer("g"), list[str | None]()  # one that declares nothing itself
 
         async def handle(note: Note) -> None:
             seen.append(meta().routing_key)

@@ -1,3 +1,23 @@
+table binding_declaration
+    id bigint not null generated always as identity
+    token uuid
+    group_id bigint not null
+    instance_id bigint
+    bindings text[] not null
+    declared_by text not null default SESSION_USER
+    declared_at timestamp with time zone not null default now()
+    constraint binding_declaration_check CHECK (((token IS NULL) = (instance_id IS NULL)))
+    constraint binding_declaration_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
+    constraint binding_declaration_instance_id_fkey FOREIGN KEY (instance_id) REFERENCES sqlstreams.consumer_instance(id) ON DELETE CASCADE
+    constraint binding_declaration_pkey PRIMARY KEY (id)
+    constraint binding_declaration_token_key UNIQUE (token)
+CREATE INDEX binding_declaration_group ON sqlstreams.binding_declaration USING btree (group_id)
+CREATE INDEX binding_declaration_instance ON sqlstreams.binding_declaration USING btree (instance_id)
+CREATE UNIQUE INDEX binding_declaration_pkey ON sqlstreams.binding_declaration USING btree (id)
+CREATE UNIQUE INDEX binding_declaration_token_key ON sqlstreams.binding_declaration USING btree (token)
+
+sequence binding_declaration_id_seq as bigint start 1 increment 1 cache 1
+
 table claim_lease with (fillfactor=50)
     token uuid not null
     group_id bigint not null
@@ -34,6 +54,8 @@ table consumer_group_config
     delivery_log text not null
     start_at text not null
     bindings text[] not null default '{}'::text[]
+    bound_at timestamp with time zone not null default now()
+    bound_by text not null default SESSION_USER
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
     constraint consumer_group_config_check CHECK ((retry_cap >= retry_base))
