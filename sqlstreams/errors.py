@@ -13,7 +13,11 @@ The tree, and what each class also is for callers who catch the built-in::
      ├─ DatabaseUnavailable         ConnectionError no connection could be had in time
      ├─ ProduceUncertain            ConnectionError the server's answer to a commit could not be learnt
      ├─ LeaseLost                                   the work was given to another process meanwhile
-     └─ EmbeddedUnavailable                         no PostgreSQL binaries for the embedded server
+     ├─ EmbeddedUnavailable                         no PostgreSQL binaries for the embedded server
+     ├─ ExtraMissing                ImportError     a package that sqlstreams needs for this is not installed
+     ├─ BrokerUnavailable           ConnectionError a broker takes no messages now, whichever they are
+     └─ PublishRefused                              a broker does not take this one message
+         └─ DestinationMissing                      it would go to something that is absent or full
 
 `Terminal` and `Delay` are raised by handlers and are outcomes, not errors of ours.
 """
@@ -114,6 +118,30 @@ class EmbeddedUnavailable(SqlstreamsError):
     """No PostgreSQL binaries were found for the embedded server, or it could not start."""
 
     code = "SQL0050"
+
+
+class ExtraMissing(SqlstreamsError, ImportError):
+    """What was asked for needs a package that is not installed; an extra of sqlstreams brings it."""
+
+    code = "SQL0051"
+
+
+class BrokerUnavailable(SqlstreamsError, ConnectionError):
+    """A broker cannot be reached, or has not confirmed in time, or takes no messages at all now."""
+
+    code = "SQL0060"
+
+
+class PublishRefused(SqlstreamsError):
+    """A broker does not take one message, or it cannot be brought into the broker's form."""
+
+    code = "SQL0061"
+
+
+class DestinationMissing(PublishRefused):
+    """The subject, queue, stream or topic that a message would go to is absent, or full."""
+
+    code = "SQL0062"
 
 
 class Terminal(Exception):
@@ -231,6 +259,35 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "with initdb and postgres), or name a running server with --database-url or SQLSTREAMS_DATABASE_URL.",
     ),
     Diagnosis(
+        "SQL0051",
+        "An extra of sqlstreams is not installed",
+        "What was asked for needs a Python package that sqlstreams does not bring along by itself.",
+        "Install the extra that the message names, for example `pip install 'sqlstreams[nats]'`.",
+    ),
+    Diagnosis(
+        "SQL0060",
+        "A broker takes no messages",
+        "The broker of a relay cannot be reached, has not confirmed in time, or refuses messages whichever they are. "
+        "What was not confirmed is published again, with the same message id, when the broker is back.",
+        "Start the broker, or look at the address and the credentials of the relay. Nothing is lost meanwhile: the "
+        "stream keeps its messages and the relay's group its place.",
+    ),
+    Diagnosis(
+        "SQL0061",
+        "A broker refused a message",
+        "The broker does not take this message: it is too large, or a name or header made from it has no valid form "
+        "there. It is delivered to the relay again after its back-off, and is dead when its retries are spent.",
+        "Raise the broker's limit or change the relay's template, then `sqlstreams dead redrive` what is dead.",
+    ),
+    Diagnosis(
+        "SQL0062",
+        "Where a message would go is absent or full",
+        "The broker has no stream, queue or topic that takes the message, or that one is full. When every message of "
+        "the relay goes there, the relay waits; when a template sends each to a place of its own, the message is "
+        "delivered again after its back-off, and is dead when its retries are spent.",
+        "Create what is missing, make room, or change the relay's template, then redrive what is dead.",
+    ),
+    Diagnosis(
         "SQL0101",
         "A claim waits for an open transaction",
         "Ids were handed out to a transaction that has neither committed nor rolled back. Messages behind those ids "
@@ -301,6 +358,13 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "Give what the handler waits for (sockets, locks, queries) a timeout shorter than the message's, or write the "
         "handler as `async def`, which can be cancelled.",
         "select message_id, state, failures, error from {schema}.exception_queue_N where error_type = 'TimeoutError'",
+    ),
+    Diagnosis(
+        "SQL0140",
+        "A relay waits for its broker",
+        "The broker does not take messages, or takes them again. Meanwhile the messages that the relay holds wait with "
+        "it: no failure is counted, nothing more is claimed, and the group's lag grows.",
+        "Look at the reason in the event and start the broker; the relay connects again by itself, at most 5 s later.",
     ),
 )
 

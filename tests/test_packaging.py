@@ -126,7 +126,7 @@ def test_both_lists_pin_the_same_version_of_what_they_share() -> None:
 
 
 def test_the_pins_satisfy_what_the_project_and_its_extras_ask_for(metadata: Message) -> None:
-    pinned = pins("runtime.txt")
+    pinned = pins("dev.txt")
     asked = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
 
     assert [str(one) for one in asked if not one.specifier.contains(pinned[one.name])] == []

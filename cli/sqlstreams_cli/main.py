@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sqlstreams_cli import consumer, dead, dev, doctor, explain, failing, stream, system
+from sqlstreams_cli import consumer, dead, dev, doctor, explain, failing, relay, stream, system
 from sqlstreams_cli.commands import command, with_shared_options
 from sqlstreams_cli.connect import Session
 
@@ -34,7 +34,13 @@ def root(
     """Streams, consumer groups, schedules and deadlines inside the PostgreSQL you already have."""
 
 
-for _name, _noun in (("system", system.app), ("stream", stream.app), ("consumer", consumer.app), ("dead", dead.app)):
+for _name, _noun in (
+    ("system", system.app),
+    ("stream", stream.app),
+    ("consumer", consumer.app),
+    ("dead", dead.app),
+    ("relay", relay.app),
+):
     app.add_typer(_noun, name=_name)
 command(app, "dev", example="sqlstreams dev")(dev.dev)
 command(app, "doctor", example="sqlstreams doctor")(doctor.doctor)

@@ -16,8 +16,8 @@ _INTRODUCTION = """\
 
 # The command
 
-`sqlstreams NOUN VERB`, with the nouns `system`, `stream`, `consumer` and `dead`, and `dev`, `demo`, `doctor` and
-`explain` beside them. Every command has `--help`, which ends with a line to paste.
+`sqlstreams NOUN VERB`, with the nouns `system`, `stream`, `consumer`, `dead` and `relay`, and `dev`, `demo`, `doctor`
+and `explain` beside them. Every command has `--help`, which ends with a line to paste.
 
 **Which database.** `--database-url`, else the variable `SQLSTREAMS_DATABASE_URL`, else the embedded PostgreSQL of
 `sqlstreams dev` when the extra `sqlstreams[embedded]` (or a PostgreSQL on this machine) is there; it then says so.
@@ -35,7 +35,7 @@ numbers of seconds, times are ISO 8601 in UTC, and payloads are embedded as the 
 | 0 | done |
 | 1 | it failed, or the thing named is absent |
 | 2 | usage: an option, an argument or a value was refused before anything was done |
-| 130 | ended by Ctrl-C (a running `dev` or `consumer run` ends with 0) |
+| 130 | ended by Ctrl-C (a running `dev`, `consumer run` or `relay run` ends with 0) |
 | 141 | whoever read the output went away, as in `sqlstreams stream tail invoices --follow \\| head -1` |
 
 An error names its code, and what to do about it: `sqlstreams explain SQL0012`.

@@ -65,6 +65,10 @@ MISUSED = [
     "stream register Invoices",
     "consumer register g -s invoices --max-retries -1",
     "consumer run handlers -s invoices -g g",
+    "relay run -s invoices",
+    "relay run -s invoices --to http://localhost/invoices",
+    "relay run -s invoices --to nats://localhost/invoices.{nothing}",
+    "relay run -s invoices --to nats://localhost/invoices --order none --start yesterday",
     "dead list g -s invoices --since yesterday",
     "dead list g -s invoices --limit 0",
     "dead redrive g -s invoices",
@@ -276,7 +280,7 @@ def test_every_help_ends_with_its_example(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_examples_work_when_pasted_one_after_the_other(run: Run, database_url: str) -> None:
     shown = examples()
-    assert set(shown) == {*PASTED, "consumer run", "dead show", "dev"}
+    assert set(shown) == {*PASTED, "consumer run", "relay run", "dead show", "dev"}
 
     for name in PASTED:
         if "|" in shown[name]:
