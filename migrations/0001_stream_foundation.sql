@@ -16,8 +16,21 @@ create table {schema}.message_log_{stream} (
     primary key (id)
 ) partition by range (id);
 alter sequence {schema}.message_log_{stream}_id owned by {schema}.message_log_{stream}.id;
+-- The history of a key. Messages that do not take part in compaction pay nothing for it.
+create index message_log_{stream}_compaction on {schema}.message_log_{stream} (message_key, id)
+ where compaction_rank is not null;
 
 select {schema}.extend_log({stream}, 0);
+
+-- Of each key with messages that take part in compaction, the one that counts: the greatest (schema_version, rank, id).
+create table {schema}.compaction_head_{stream} (
+    message_key    text primary key,
+    schema_version integer not null,
+    rank           bigint not null,
+    id             bigint not null
+) with (fillfactor = 70);
+-- Whether a range of ids holds any that must be kept.
+create index compaction_head_{stream}_id on {schema}.compaction_head_{stream} (id);
 
 create table {schema}.exception_queue_{stream} (
     group_id        bigint not null,
@@ -52,6 +65,8 @@ create index exception_queue_{stream}_unread on {schema}.exception_queue_{stream
  where state = 'unread';
 create index exception_queue_{stream}_dead on {schema}.exception_queue_{stream} (group_id, message_id)
  where state = 'dead';
+create index exception_queue_{stream}_superseded on {schema}.exception_queue_{stream} (group_id, message_id)
+ where state = 'superseded';
 
 create table {schema}.delivery_log_{stream} (
     id         bigint generated always as identity,

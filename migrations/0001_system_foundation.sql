@@ -7,6 +7,8 @@ create table {schema}.stream_config (
     partition_rows bigint not null check (partition_rows between 1000 and 1000000000),
     -- Whether messages were produced that say themselves what those of their key may do.
     keyed          boolean not null default false,
+    -- How old a superseded message becomes before compaction removes it.
+    compact_after  interval check (compact_after > interval '0'),
     created_at     timestamptz not null default now(),
     updated_at     timestamptz not null default now()
 );
@@ -291,7 +293,7 @@ $sqlstreams$;
 create function {schema}.group_backlog(
     of_stream bigint, of_group bigint, committed bigint,
     out lag_time interval, out ready bigint, out inflight bigint, out deferred bigint, out unread bigint,
-    out dead bigint)
+    out dead bigint, out superseded bigint)
 language plpgsql stable set enable_bitmapscan = off as $sqlstreams$
 begin
     execute pg_catalog.format('select clock_timestamp() - created_at from %I.%I where id > $1 order by id limit 1',
@@ -306,8 +308,12 @@ begin
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''unread'''
         '                               order by schema_version limit 100000) as e),'
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''dead'''
+        '                               order by message_id limit 100000) as e),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''superseded'''
         '                               order by message_id limit 100000) as e)',
-        {schema_literal}, 'exception_queue_' || of_stream) into ready, inflight, deferred, unread, dead using of_group;
+        {schema_literal}, 'exception_queue_' || of_stream)
+       into ready, inflight, deferred, unread, dead, superseded
+      using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end
 $sqlstreams$;
@@ -364,6 +370,7 @@ select s.name as stream,
        b.deferred,
        b.unread,
        b.dead,
+       b.superseded,
        (select count(*) from {schema}.reclaim_log r where r.group_id = g.id) as reclaims
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
@@ -427,18 +434,20 @@ comment on column {schema}.consumer_group_status.lag is 'ids between committed a
 comment on column {schema}.consumer_group_status.lag_time is 'how long ago the first message behind committed was produced';
 comment on column {schema}.consumer_group_status.leases is 'ranges that are leased to processes or free to be taken over';
 comment on column {schema}.consumer_group_status.processes is 'how many processes hold one';
-comment on column {schema}.consumer_group_status.ready is 'failed or delayed messages that wait for their next delivery; this and the next four count up to 100,000';
+comment on column {schema}.consumer_group_status.ready is 'failed or delayed messages that wait for their next delivery; this and the next five count up to 100,000';
 comment on column {schema}.consumer_group_status.inflight is 'such messages that are being delivered';
 comment on column {schema}.consumer_group_status.deferred is 'messages that wait for an earlier one of their key';
 comment on column {schema}.consumer_group_status.unread is 'messages of a schema version that no process could read so far';
 comment on column {schema}.consumer_group_status.dead is 'messages whose retries are spent, or that can never succeed';
+comment on column {schema}.consumer_group_status.superseded is 'messages that were not delivered, since a newer one of their key came first; until compaction removes them';
 comment on column {schema}.consumer_group_status.reclaims is 'how often work was taken over from a process that died';
 
 -- Append one message from SQL: a trigger, psql, another language. Same limits as the client's, with SQLSTATEs of our
 -- own: SS010 (a value was refused, the column names the field) and SS012 (no such stream). The message belongs to the
 -- caller's transaction and wakes nobody: consumers find it by polling.
 create function {schema}.produce(
-    stream text, payload json, message_key text default null, routing_key text default null, headers json default null)
+    stream text, payload json, message_key text default null, routing_key text default null, headers json default null,
+    compaction_rank bigint default null)
 returns bigint
 language plpgsql as $sqlstreams$
 declare
@@ -453,16 +462,29 @@ begin
             using errcode = 'SS012', hint = 'sqlstreams explain SQL0012';
     end if;
     perform {schema}.check_message(payload, message_key, routing_key, headers, config.max_payload);
+    if compaction_rank is not null and message_key is null then
+        raise exception 'compaction_rank needs a message_key'
+            using errcode = 'SS010', column = 'compaction_rank', hint = 'sqlstreams explain SQL0010';
+    end if;
     log := pg_catalog.format('%I.%I', {schema_literal}, 'message_log_' || config.id);
     -- Far from the edge there is room for everyone who inserts at this moment; near it the log is extended first. No
     -- exception block: each would be a subtransaction, and many of those in one transaction slow the whole server.
     execute pg_catalog.format('select last_value from %s', log || '_id') into last_id;
     perform {schema}.extend_log(config.id, last_id + 10000);
     execute pg_catalog.format(
-        'insert into %s (payload, message_key, routing_key, options) values ($1, $2, $3, $4) returning id', log)
+        'insert into %s (payload, message_key, routing_key, options, compaction_rank) values ($1, $2, $3, $4, $5)'
+        ' returning id', log)
        into message_id
       using payload, message_key, routing_key,
-            case when headers is not null then pg_catalog.json_build_object('headers', headers) end;
+            case when headers is not null then pg_catalog.json_build_object('headers', headers) end, compaction_rank;
+    if compaction_rank is not null then
+        execute pg_catalog.format(
+            'insert into %I.%I as h (message_key, schema_version, rank, id) values ($1, 1, $2, $3)'
+            ' on conflict (message_key) do update set schema_version = 1, rank = $2, id = $3'
+            ' where (h.schema_version, h.rank, h.id) < (1, $2, $3)',
+            {schema_literal}, 'compaction_head_' || config.id)
+          using message_key, compaction_rank, message_id;
+    end if;
     return message_id;
 end
 $sqlstreams$;

@@ -24,7 +24,9 @@ class Message(Struct, Generic[PayloadT], frozen=True):
 
     `key` names what the message is about, `routing_key` lets groups choose; each is text of 1 to 512 bytes.
     `headers` travel beside the payload, for traces and the like. `concurrency` ("parallel", "exclusive" or "ordered")
-    overrides what the groups say of messages with the same key; the other options override what they say of how long a
+    overrides what the groups say of messages with the same key. With a `compaction_rank` the message takes part in
+    compaction: of a key the message with the greatest schema version, then rank, then id counts, and those before it
+    that no handler has begun are not delivered any more. The other options override what the groups say of how long a
     delivery may take, and of how often and when the message comes again. See `AsyncConsumer.register`.
     """
 
@@ -33,6 +35,7 @@ class Message(Struct, Generic[PayloadT], frozen=True):
     routing_key: str | None = None
     headers: Mapping[str, str] | None = None
     concurrency: str | None = None
+    compaction_rank: int | None = None
     timeout: timedelta | None = None
     max_retries: int | None = None
     max_delays: int | None = None
@@ -83,6 +86,7 @@ class StreamInfo(Struct, frozen=True):
     name: str
     max_payload: int
     partition_rows: int
+    compact_after: timedelta | None
     created_at: datetime
     updated_at: datetime
 
@@ -201,8 +205,9 @@ class GroupStatus(Struct, frozen=True):
     `claimed` is the last id handed to a process, `committed` the id up to which everything was handled. `lag` is how
     many ids lie between `committed` and `head` (ids that were rolled back count until they are passed), `lag_time`
     how long ago the oldest of them was produced. `ready`, `inflight`, `deferred` (waiting for their key), `unread`
-    (waiting for a process that reads their schema version) and `dead` count the exception queue, each up to 100,000.
-    `holders` are the open transactions that hold back the next claim now.
+    (waiting for a process that reads their schema version), `dead` and `superseded` (never delivered, since a greater
+    one of their key came first) count the exception queue, each up to 100,000. `holders` are the open transactions that
+    hold back the next claim now.
     """
 
     stream: str
@@ -220,6 +225,7 @@ class GroupStatus(Struct, frozen=True):
     deferred: int
     unread: int
     dead: int
+    superseded: int
     reclaims: int
     holders: tuple[Holder, ...] = ()
 
@@ -374,11 +380,12 @@ class Rewind(Struct, frozen=True):
     inflight: int
     unread: int
     dead: int
+    superseded: int
 
     @property
     def exceptions(self) -> int:
         """How many exception rows are removed."""
-        return self.ready + self.deferred + self.inflight + self.unread + self.dead
+        return self.ready + self.deferred + self.inflight + self.unread + self.dead + self.superseded
 
 
 class Skip(Struct, frozen=True):
@@ -493,6 +500,7 @@ class ConsumerStats(Struct):
     dead: int = 0
     deferred: int = 0
     unread: int = 0
+    superseded: int = 0
     retried: int = 0
     abandoned: int = 0
     reclaimed: int = 0

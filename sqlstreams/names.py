@@ -35,6 +35,13 @@ def check_key(field: str, value: object) -> str | None:
     return value
 
 
+def check_required_key(field: str, value: object) -> str:
+    """Return `value` when it can be a message key."""
+    if check_key(field, value) is None:
+        raise InvalidInput(field, "must be given")
+    return str(value)
+
+
 def check_schema(value: object) -> str:
     """Return `value` when PostgreSQL can have a schema of this name; any such name will do."""
     if not isinstance(value, str):

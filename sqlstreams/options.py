@@ -21,19 +21,27 @@ DELIVERY_LOGS: Final = ("failures", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
 _SHORTEST_TIMEOUT: Final = timedelta(milliseconds=1)
+_SHORTEST_AGE: Final = timedelta(microseconds=1)
 _MOST_TRIES: Final = 1_000_000
 _MOST_IDS: Final = 100_000
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    """Settings of a stream: the largest payload in bytes, and how many ids one partition of the log spans."""
+    """Settings of a stream: the largest payload in bytes, and how many ids one partition of the log spans.
+
+    `compact_after` is the age at which compaction removes messages that a greater one of their key superseded; None
+    leaves that to whoever asks for it.
+    """
 
     max_payload: int = 1_048_576
     partition_rows: int = 1_000_000
+    compact_after: timedelta | None = None
 
     def __post_init__(self) -> None:
         check_integer("max_payload", self.max_payload, low=1, high=268_435_456)
         check_integer("partition_rows", self.partition_rows, low=1_000, high=1_000_000_000)
+        if self.compact_after is not None:
+            check_duration("compact_after", self.compact_after, low=_SHORTEST_AGE, high=_LONGEST)
 
 
 class DeliveryLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -189,6 +197,16 @@ def check_number(field: str, value: object, *, low: float, high: float) -> float
     if not low <= value <= high:  # so NaN is refused, too
         raise InvalidInput(field, f"must be between {low} and {high}, got {_shown(value)}")
     return float(value)
+
+
+def check_rank(field: str, value: object) -> int | None:
+    """Return `value` when it is a rank that a message may have in compaction, or None."""
+    return None if value is None else check_integer(field, value, low=-MAX_ID - 1, high=MAX_ID)
+
+
+def check_age(field: str, value: object) -> timedelta | None:
+    """Return `value` when it is an age that messages may reach, or None."""
+    return None if value is None else check_duration(field, value, low=timedelta(0), high=_LONGEST)
 
 
 def check_duration(field: str, value: object, *, low: timedelta, high: timedelta) -> timedelta:

@@ -43,7 +43,10 @@ def list_consumers(
     if session.as_json:
         render.print_json(shown)
     else:
-        behind, waiting = ("lag", "lag_time", "processes"), ("ready", "inflight", "deferred", "unread", "dead")
+        behind, waiting = (
+            ("lag", "lag_time", "processes"),
+            ("ready", "inflight", "deferred", "unread", "dead", "superseded"),
+        )
         columns = ("stream", "name", *behind, *waiting, "holders")
         render.print_table(shown, columns)
 

@@ -14,7 +14,7 @@ from sqlstreams_cli import render
 from sqlstreams_cli.commands import command, noun
 from sqlstreams_cli.connect import Session, talk
 from sqlstreams_cli.guard import confirm_destroying
-from sqlstreams_cli.values import parse_position
+from sqlstreams_cli.values import parse_duration, parse_position
 
 if TYPE_CHECKING:
     from sqlstreams import Client, RawPayload, StoredMessage, Stream
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = noun("Register streams, look at them, put messages in and read them.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream.", show_default=False)]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
 
 
 @command(app, "list", example="sqlstreams stream list")
@@ -55,14 +56,19 @@ def register(
     name: Name,
     max_payload: Annotated[int, typer.Option(metavar="BYTES", help="The largest payload.")] = 1_048_576,
     partition_rows: Annotated[int, typer.Option(metavar="N", help="The ids that a partition spans.")] = 1_000_000,
+    compact_after: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Let compaction remove superseded messages of this age: 7d, 12h."),
+    ] = None,
 ) -> None:
     """Declare a stream.
 
     The newest declaration wins; the same one again changes nothing.
     Installs sqlstreams when the schema holds no installation. JSON: as of `stream get`.
     """
+    age = None if compact_after is None else parse_duration(compact_after, option="--compact-after")
     with session.client() as client:
-        client.stream(name).register(max_payload=max_payload, partition_rows=partition_rows)
+        client.stream(name).register(max_payload=max_payload, partition_rows=partition_rows, compact_after=age)
         _show(session, client, name)
 
 
@@ -146,6 +152,68 @@ def produce(
             with open_lines(file) as source:
                 _feed_lines(session, feed, source, batch=batch, skip=skip)
         _show_feed(session, feed)
+
+
+@command(app, "head", example="sqlstreams stream head invoices eu")
+def head(session: Session, name: Name, key: Key) -> None:
+    """Show the message that counts of a key.
+
+    Of those produced with a compaction rank, the one with the greatest schema version, then rank, then id.
+
+    JSON: one StoredMessage, its payload as JSON; null when the key has none.
+    """
+    with session.client() as client:
+        message = client.stream(name).head(key)
+    if session.as_json:
+        render.print_json(message)
+    elif message is None:
+        talk(f"stream {name} has no message with a compaction rank of this key")
+    else:
+        render.print_message(message)
+
+
+@command(app, "history", example="sqlstreams stream history invoices eu --limit 5")
+def history(
+    session: Session,
+    name: Name,
+    key: Key,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")] = 100,
+) -> None:
+    """Show the messages of a key that were produced with a compaction rank, the newest first.
+
+    JSON: an array; each element is a StoredMessage, its payload as JSON.
+    """
+    with session.client() as client:
+        messages = client.stream(name).history(key, limit=limit)
+    if session.as_json:
+        render.print_json(messages)
+    else:
+        for message in messages:
+            render.print_message(message)
+
+
+@command(app, "compact", example="sqlstreams stream compact invoices --older-than 7d")
+def compact(
+    session: Session,
+    name: Name,
+    older_than: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Their least age: 0s, 12h, 7d. Without it as the stream is registered."),
+    ] = None,
+) -> None:
+    """Remove superseded messages that every group is done with.
+
+    The head of a key stays, and so does what waits, runs or is dead in any group.
+
+    JSON: one object with removed.
+    """
+    age = None if older_than is None else parse_duration(older_than, option="--older-than")
+    with session.client() as client:
+        removed = client.stream(name).compact(older_than=age)
+    if session.as_json:
+        render.print_json({"removed": removed})
+    else:
+        print(f"removed {removed:,} superseded messages of stream {name}")
 
 
 @command(app, "tail", example="sqlstreams stream tail invoices --from beginning --limit 5")

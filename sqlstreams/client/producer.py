@@ -51,6 +51,7 @@ class Producer(Generic[PayloadT]):
         routing_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         concurrency: str | None = None,
+        compaction_rank: int | None = None,
         timeout: timedelta | None = None,
         max_retries: int | None = None,
         max_delays: int | None = None,
@@ -63,9 +64,10 @@ class Producer(Generic[PayloadT]):
 
         With `connection=` the message joins that connection's transaction instead and is durable when it commits;
         consumers then find it by polling, or by the next wake-up. It is a connection of psycopg, or a Session or
-        Connection of SQLAlchemy, or a connection of Django, that works with psycopg. Raises `InvalidInput` for what
-        cannot be stored, `NotFound` without the stream, `DatabaseUnavailable` when nothing was written,
-        `ProduceUncertain` when that could not be learnt.
+        Connection of SQLAlchemy, or a connection of Django, that works with psycopg. A `compaction_rank` lets the
+        message supersede earlier ones of its key (see `Message`); others who produce one of that key wait for the
+        commit. Raises `InvalidInput` for what cannot be stored, `NotFound` without the stream, `DatabaseUnavailable`
+        when nothing was written, `ProduceUncertain` when that could not be learnt.
         """
         message = Message(
             payload,
@@ -73,6 +75,7 @@ class Producer(Generic[PayloadT]):
             routing_key=routing_key,
             headers=headers,
             concurrency=concurrency,
+            compaction_rank=compaction_rank,
             timeout=timeout,
             max_retries=max_retries,
             max_delays=max_delays,

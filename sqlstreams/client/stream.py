@@ -18,11 +18,12 @@ from sqlstreams.model import (
     StreamStatus,
     StreamVersion,
 )
-from sqlstreams.names import check_name
+from sqlstreams.names import check_name, check_required_key
 from sqlstreams.options import (
     DeliveryOptions,
     Start,
     StreamOptions,
+    check_age,
     check_integer,
     check_start,
 )
@@ -46,14 +47,21 @@ class Stream(Generic[PayloadT]):
         self._schema = client._address.schema
         self._codec = Codec(payload_type)
 
-    def register(self, *, max_payload: int = 1_048_576, partition_rows: int = 1_000_000) -> Self:
+    def register(
+        self,
+        *,
+        max_payload: int = 1_048_576,
+        partition_rows: int = 1_000_000,
+        compact_after: timedelta | None = None,
+    ) -> Self:
         """Declare the stream and the shape of its payload; return this handle.
 
         The newest declaration wins, and the same one again writes nothing. `max_payload` is in bytes of JSON,
-        `partition_rows` the ids that one partition of the log spans. A schema without an installation gets one.
+        `partition_rows` the ids that one partition of the log spans, `compact_after` the age at which `compact` removes
+        superseded messages (None: it has to be told one). A schema without an installation gets one.
         Raises `PayloadShapeChanged` when this schema_version is on record with another shape.
         """
-        options = StreamOptions(max_payload=max_payload, partition_rows=partition_rows)
+        options = StreamOptions(max_payload=max_payload, partition_rows=partition_rows, compact_after=compact_after)
         self._client._install_if_absent()
         self._client._run(
             lambda: acts.register_stream(self._schema, name=self.name, options=options, codec=self._codec)
@@ -101,6 +109,33 @@ class Stream(Generic[PayloadT]):
         """Return the last visible messages, at most `limit`, in the order of their ids."""
         check_integer("limit", limit, low=1, high=100_000)
         return self._client._run(lambda: acts.read_last_messages(self._schema, name=self.name, limit=limit))
+
+    def head(self, key: str) -> StoredMessage | None:
+        """Return the message that counts of a key, of those produced with a `compaction_rank`; None without any."""
+        check_required_key("key", key)
+        return self._client._run(lambda: acts.read_head(self._schema, name=self.name, key=key))
+
+    def history(self, key: str, *, limit: int = 100) -> list[StoredMessage]:
+        """Return the messages of a key that were produced with a `compaction_rank` and are kept, the newest first."""
+        check_required_key("key", key)
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(lambda: acts.read_history(self._schema, name=self.name, key=key, limit=limit))
+
+    def compact(self, *, older_than: timedelta | None = None) -> int:
+        """Remove superseded messages from the log that every group is done with; return how many.
+
+        Those that were produced `older_than` ago or earlier, or without it the stream's `compact_after`. Heads of keys
+        stay, and so does what waits, runs or is dead in any group. Works in small transactions.
+        """
+        check_age("older_than", older_than)
+        removed, step = 0, acts.BEFORE_ALL
+        while step.is_full:
+            after = step
+            step = self._client._run(
+                lambda after=after: acts.compact(self._schema, name=self.name, older_than=older_than, after=after)  # type: ignore[misc]  # mypy infers no default of a lambda
+            )
+            removed += step.removed
+        return removed
 
     def tail(self, start: Start = "head") -> Iterator[StoredMessage]:
         """Yield messages behind a position as they come, in order and none left out, until the caller stops."""

@@ -47,7 +47,7 @@ def judge(outcome: Outcome, budget: Budget, row: Columns) -> Verdict:
     """Return what comes of a message that did not succeed, from what it spent before."""
     failures, delays = attempts(row)
     match outcome.kind:
-        case "deferred" | "unread":
+        case "deferred" | "unread" | "superseded":
             return Verdict(outcome.kind, outcome.error)
         case "undone":
             return Verdict("ready", outcome.error, outcome.pause)

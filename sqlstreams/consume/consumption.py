@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -17,12 +17,13 @@ from psycopg import errors as pg
 
 from sqlstreams import acts, statements
 from sqlstreams.consume.claiming import Claimed, read_bound_claim, read_claim
+from sqlstreams.consume.heads import Heads
 from sqlstreams.consume.hole_watch import HoleWatch
 from sqlstreams.consume.lanes import Handler, lanes
 from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
 from sqlstreams.consume.presence import Progress, columns
-from sqlstreams.consume.ranges import ID, KEY, Keyed, Range, Retries, Work, asks_for_keys
+from sqlstreams.consume.ranges import ID, KEY, Head, Keyed, Range, Retries, Work, asks_for_keys
 from sqlstreams.consume.reading import Reader
 from sqlstreams.consume.recorder import Recorder, Returned
 from sqlstreams.consume.stopping import Stop
@@ -103,6 +104,7 @@ class Consumption:
             progress=self.progress,
         )
         self._holes = HoleWatch(subject)
+        self._heads = Heads(subject)
         self._ranges: dict[UUID, Range] = {}
         self._finished: list[UUID] = []
 
@@ -436,7 +438,8 @@ class Consumption:
             # Nothing of it has begun: it is given back as unknown, and taken again with its keys.
             self._gated = self._doubtful = True
             return True
-        self._hold(token, rows, gated, low=claimed.low, high=claimed.high, alone=False)
+        heads = await self._heads.of(rows)
+        self._hold(token, rows, gated, heads, low=claimed.low, high=claimed.high, alone=False)
         return True
 
     async def _ask_for_range(self, token: UUID, finished: list[UUID]) -> tuple[Claimed, list[statements.Gated]]:
@@ -476,7 +479,15 @@ class Consumption:
         return rows, gated
 
     def _hold(
-        self, token: UUID, rows: list[Columns], gated: list[statements.Gated], *, low: int, high: int, alone: bool
+        self,
+        token: UUID,
+        rows: list[Columns],
+        gated: list[statements.Gated],
+        heads: Mapping[int, Head],
+        *,
+        low: int,
+        high: int,
+        alone: bool,
     ) -> None:
         deferred = {each.message_id for each in gated if each.deferred}
         keyed = {
@@ -494,7 +505,7 @@ class Consumption:
         messages = [row for row in rows if row[ID] not in deferred] if deferred else rows
         self._stats.claimed += len(messages)
         self._stats.deferred += len(deferred)
-        held = Range(token, messages, low=low, high=high, keyed=keyed, alone=alone)
+        held = Range(token, messages, low=low, high=high, keyed=keyed, heads=heads, alone=alone)
         if not messages:
             self._finished.append(token)
             return
@@ -534,7 +545,8 @@ class Consumption:
                 "SQL0104 %s took over ids %d to %d from a dead process, %d are delivered again",
                 self._subject, low, high, len(messages),
             )  # fmt: skip
-        self._hold(token, messages, gated, low=low, high=high, alone=reclaims > 0)
+        heads = await self._heads.of(messages)
+        self._hold(token, messages, gated, heads, low=low, high=high, alone=reclaims > 0)
         self._swept_at = -_SWEEP_EVERY  # its keys, when this was the last of its ranges
         return True
 
@@ -561,7 +573,8 @@ class Consumption:
                     self._recorder.key_freed(row[KEY])
             rows = [row for row in rows if row[ID] is not None]
             if rows:
-                retries = self._recorder.retries[token] = Retries(token, rows)
+                heads = await self._heads.of(rows)
+                retries = self._recorder.retries[token] = Retries(token, rows, heads=heads)
                 for keyed in retries.keyed.values():
                     self._queue.chains.hold(keyed.key)
                 self._queue.put_first(retries)

@@ -30,6 +30,9 @@ SPENT = Outcome("spent", "", "")
 DEFERRED = Outcome("deferred", "", "")
 """Not a delivery's end: the message waits in the exception queue until an earlier one of its key is done or dead."""
 
+SUPERSEDED = Outcome("superseded", "", "")
+"""Not a delivery: the message takes part in compaction, and a greater one of its key came before a handler began it."""
+
 UNREAD = Outcome("unread", "", "")
 """Not a delivery: the message waits in the exception queue for a process that can read its schema version."""
 

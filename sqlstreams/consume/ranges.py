@@ -12,9 +12,11 @@ from msgspec import Struct
 from sqlstreams.statements import Columns
 
 # Where the columns of claim, take_over and claim_exceptions stand in a row.
-ID, PAYLOAD, KEY, ROUTING_KEY, OPTIONS, SCHEMA_VERSION, CREATED_AT, FAILURES, DELAYS, CONCURRENCY, ALONE = range(11)
+ID, PAYLOAD, KEY, ROUTING_KEY, OPTIONS, SCHEMA_VERSION, CREATED_AT, RANK = range(8)
+FAILURES, DELAYS, CONCURRENCY, ALONE = range(8, 12)
 
 _NONE: Final[Mapping[int, Keyed]] = MappingProxyType({})
+_NO_HEADS: Final[Mapping[int, Head]] = MappingProxyType({})
 
 
 class Keyed(Struct, frozen=True):
@@ -29,21 +31,42 @@ class Keyed(Struct, frozen=True):
         return "ordered" if self.ordered else "exclusive"
 
 
+class Head:
+    """The greatest message of a key that we know of: its schema version, rank and id."""
+
+    __slots__ = ("__weakref__", "place")
+
+    def __init__(self) -> None:
+        self.place = (0, 0, 0)
+
+    def rise(self, schema_version: int, rank: int, message_id: int) -> None:
+        """Take note of a head that was read."""
+        self.place = max(self.place, (schema_version, rank, message_id))
+
+
 class Work:
     """Messages under one token, handed out one by one.
 
-    `keyed` names those whose key matters, by id. `alone` says that each of them runs with nothing beside it, `lost`
-    that the token proves nothing any more.
+    `keyed` names those whose key matters, by id, and `heads` has the heads of the keys of those that take part in
+    compaction. `alone` says that each of them runs with nothing beside it, `lost` that the token proves nothing any
+    more.
     """
 
-    __slots__ = ("alone", "has_suspects", "keyed", "lost", "next", "rows", "taken_back", "token")
+    __slots__ = ("alone", "has_suspects", "heads", "keyed", "lost", "next", "rows", "taken_back", "token")
 
     def __init__(
-        self, token: UUID, rows: Sequence[Columns], *, keyed: Mapping[int, Keyed], alone: bool = False
+        self,
+        token: UUID,
+        rows: Sequence[Columns],
+        *,
+        keyed: Mapping[int, Keyed],
+        heads: Mapping[int, Head],
+        alone: bool = False,
     ) -> None:
         self.token = token
         self.rows: Final = rows
         self.keyed: Final = keyed
+        self.heads: Final = heads
         self.alone: Final = alone
         self.has_suspects = alone
         self.next = 0
@@ -53,6 +76,12 @@ class Work:
     def is_suspect(self, index: int) -> bool:
         """Say whether the message at `index` may be one that kills its process."""
         return self.alone
+
+    def is_superseded(self, index: int) -> bool:
+        """Say whether a message of the same key counts more than the one at `index`, as far as we know."""
+        row = self.rows[index]
+        head = self.heads.get(row[ID])
+        return head is not None and head.place > (row[SCHEMA_VERSION], row[RANK], row[ID])
 
     @property
     def unstarted(self) -> int:
@@ -73,9 +102,10 @@ class Range(Work):
         low: int,
         high: int,
         keyed: Mapping[int, Keyed] = _NONE,
+        heads: Mapping[int, Head] = _NO_HEADS,
         alone: bool = False,
     ) -> None:
-        super().__init__(token, rows, keyed=keyed, alone=alone)
+        super().__init__(token, rows, keyed=keyed, heads=heads, alone=alone)
         self.low = low
         self.high = high
         self._done = bytearray(len(rows))
@@ -103,13 +133,13 @@ class Retries(Work):
 
     __slots__ = ("_left",)
 
-    def __init__(self, token: UUID, rows: Sequence[Columns]) -> None:
+    def __init__(self, token: UUID, rows: Sequence[Columns], *, heads: Mapping[int, Head] = _NO_HEADS) -> None:
         keyed = {
             row[ID]: Keyed(row[KEY], ordered=row[CONCURRENCY] == "ordered")
             for row in rows
             if row[CONCURRENCY] is not None
         }
-        super().__init__(token, rows, keyed=keyed)
+        super().__init__(token, rows, keyed=keyed, heads=heads)
         self.has_suspects = any(row[ALONE] for row in rows)
         self._left = len(rows)
 

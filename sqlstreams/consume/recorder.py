@@ -230,6 +230,7 @@ class Recorder:
             stats.delayed += kind == "delayed"
             stats.deferred += kind == "deferred"
             stats.unread += kind == "unread"
+            stats.superseded += kind == "superseded"
             stats.failed += kind in ("failed", "dead")
             stats.dead += row.state == "dead"
             if row.state == "ready":

@@ -15,7 +15,7 @@ import psycopg
 from sqlstreams.consume.budget import is_spent
 from sqlstreams.consume.context import current
 from sqlstreams.consume.lanes import Lane
-from sqlstreams.consume.outcome import SPENT, UNDONE, UNREAD, Outcome, decide
+from sqlstreams.consume.outcome import SPENT, SUPERSEDED, UNDONE, UNREAD, Outcome, decide
 from sqlstreams.consume.ranges import ID, Range, Work
 from sqlstreams.consume.reading import Unreadable
 from sqlstreams.consume.subject import Subject
@@ -90,7 +90,9 @@ class Workers:
                 continue
             work, index = item
             try:
-                if work.has_suspects and work.is_suspect(index):
+                if work.heads and work.is_superseded(index):
+                    self._settle(work, index, SUPERSEDED)
+                elif work.has_suspects and work.is_suspect(index):
                     await self._handle_suspect(work, index, lane)
                 else:
                     await self._handle(work, index, lane)

@@ -98,6 +98,10 @@ def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
             with suppress(pg.LockNotAvailable):  # another one is making it
                 make_room(database, room, batch.size, attempt=attempt)
             continue
+        except pg.DeadlockDetected:  # with a transaction of somebody's that produces keys in an order of its own
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            continue
         except DatabaseUnavailable as error:  # before the commit
             if attempt + 1 == _ATTEMPTS:
                 raise
@@ -108,8 +112,7 @@ def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
                 continue
             appended = lost.ids
         room.saw(appended[-1])
-        if room.is_short:
-            _make_room_ahead(database, room)
+        _make_room_ahead(database, room)
         return appended
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
@@ -119,7 +122,7 @@ def append_within(connection: psycopg.Connection[Any], room: LogRoom, batch: Bat
     prepare_adapters(connection.adapters)
     _join_transaction(connection)
     if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
-        appended = [row for statement in batch for row in execute(connection, statement)]
+        appended = _append_all(connection, batch)
     else:
         appended = _append_healing(connection, room, batch)
     room.saw(appended[-1])
@@ -132,6 +135,8 @@ def make_room(database: Database, room: LogRoom, size: int = 0, *, attempt: int 
 
 
 def _make_room_ahead(database: Database, room: LogRoom) -> None:
+    if not room.is_short:
+        return
     # The messages are in the log already, so this must not fail; whoever meets the edge makes room then.
     try:
         make_room(database, room)
@@ -148,6 +153,8 @@ def _commit(database: Database, batch: Batch) -> list[int]:
             cursors = [connection.execute(*_sendable(statement), binary=True) for statement in batch]
         ((xact,),) = xacts.fetchall()
         ids = [message_id for cursor in cursors for (message_id,) in cursor.fetchall()]
+        for statement in batch.heads(ids):
+            connection.execute(*_sendable(statement), binary=True)
         try:
             connection.execute("commit")
         except psycopg.Error as error:
@@ -169,12 +176,19 @@ def _append_healing(connection: psycopg.Connection[Any], room: LogRoom, batch: B
     with connection.transaction():
         try:
             with connection.transaction():
-                return [row for statement in batch for row in execute(connection, statement)]
+                return _append_all(connection, batch)
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
         execute(connection, room.extension(batch.size))  # not noted in `room`: the caller may roll it back
-        return [row for statement in batch for row in execute(connection, statement)]
+        return _append_all(connection, batch)
+
+
+def _append_all(connection: psycopg.Connection[Any], batch: Batch) -> list[int]:
+    ids = [row for statement in batch for row in execute(connection, statement)]
+    for statement in batch.heads(ids):
+        execute(connection, statement)
+    return ids
 
 
 def was_committed(database: Database, xact: int, *, what: str) -> bool:
@@ -208,6 +222,10 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inser
             with suppress(pg.LockNotAvailable):  # another one is making it
                 await amake_room(database, room, batch.size, attempt=attempt)
             continue
+        except pg.DeadlockDetected:  # with a transaction of somebody's that produces keys in an order of its own
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            continue
         except DatabaseUnavailable as error:  # before the commit
             if attempt + 1 == _ATTEMPTS:
                 raise
@@ -218,8 +236,7 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inser
                 continue
             appended = lost.ids
         room.saw(appended[-1])
-        if room.is_short:
-            await _amake_room_ahead(database, room)
+        await _amake_room_ahead(database, room)
         return appended
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
@@ -229,7 +246,7 @@ async def aappend_within(connection: psycopg.AsyncConnection[Any], room: LogRoom
     prepare_adapters(connection.adapters)
     await _ajoin_transaction(connection)
     if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
-        appended = [row for statement in batch for row in await aexecute(connection, statement)]
+        appended = await _aappend_all(connection, batch)
     else:
         appended = await _aappend_healing(connection, room, batch)
     room.saw(appended[-1])
@@ -242,6 +259,8 @@ async def amake_room(database: AsyncDatabase, room: LogRoom, size: int = 0, *, a
 
 
 async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:
+    if not room.is_short:
+        return
     try:
         await amake_room(database, room)
     except (psycopg.Error, SqlstreamsError) as error:
@@ -257,6 +276,8 @@ async def _acommit(database: AsyncDatabase, batch: Batch, inserted: Callable[[],
             cursors = [await connection.execute(*_sendable(statement), binary=True) for statement in batch]
         ((xact,),) = await xacts.fetchall()
         ids = [message_id for cursor in cursors for (message_id,) in await cursor.fetchall()]
+        for statement in batch.heads(ids):
+            await connection.execute(*_sendable(statement), binary=True)
         inserted()
         try:
             await connection.execute("commit")
@@ -278,12 +299,19 @@ async def _aappend_healing(connection: psycopg.AsyncConnection[Any], room: LogRo
     async with connection.transaction():
         try:
             async with connection.transaction():
-                return [row for statement in batch for row in await aexecute(connection, statement)]
+                return await _aappend_all(connection, batch)
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
         await aexecute(connection, room.extension(batch.size))  # not noted in `room`: the caller may roll it back
-        return [row for statement in batch for row in await aexecute(connection, statement)]
+        return await _aappend_all(connection, batch)
+
+
+async def _aappend_all(connection: psycopg.AsyncConnection[Any], batch: Batch) -> list[int]:
+    ids = [row for statement in batch for row in await aexecute(connection, statement)]
+    for statement in batch.heads(ids):
+        await aexecute(connection, statement)
+    return ids
 
 
 async def awas_committed(database: AsyncDatabase, xact: int, *, what: str) -> bool:

@@ -15,10 +15,11 @@ from sqlstreams.codec import ASKS_NOTHING, Codec, encode_options
 from sqlstreams.errors import InvalidInput
 from sqlstreams.model import Message
 from sqlstreams.names import check_key
-from sqlstreams.options import DeliveryOptions
-from sqlstreams.statements import Family, Statement, produce_many
+from sqlstreams.options import DeliveryOptions, check_rank
+from sqlstreams.statements import Family, Nothing, Statement, move_heads, produce_many
 
 PayloadT = TypeVar("PayloadT")
+ValueT = TypeVar("ValueT")
 
 # Larger arrays spill over work_mem on the server and are slower (benchmarks/produce.py).
 _CHUNK_ROWS: Final = 1_000
@@ -44,6 +45,7 @@ class Encoded(Struct, frozen=True):
     routing_key: str | None
     options: bytes | None
     asks_for_keys: bool = False
+    compaction_rank: int | None = None
 
 
 class JsonArray:
@@ -91,6 +93,7 @@ class Encoder(Generic[PayloadT]):
             routing_key=check_key("routing_key", message.routing_key),
             options=encode_options(headers=message.headers, delivery=delivery),
             asks_for_keys=delivery.concurrency in ("exclusive", "ordered"),
+            compaction_rank=_rank(message),
         )
 
     def ask_for_keys(self, items: Iterable[PayloadT | Message[PayloadT]]) -> bool:
@@ -143,6 +146,8 @@ class Batch:
         self.size = size
         self._family = family
         self._schema_version = schema_version
+        self._ranked: list[tuple[int, str, int]] = []
+        self._cut = 0
         self._parts = _parts(messages, first=_CHUNK_ROWS if eager else _FIRST_ROWS)
         self._made: list[Statement[int]] = []
         if eager:
@@ -154,7 +159,32 @@ class Batch:
             self._made.append(self._statement(part))
             yield self._made[-1]
 
+    def heads(self, ids: Sequence[int]) -> list[Statement[Nothing]]:
+        """Return what else to ask in the same transaction, once the messages have their ids.
+
+        One statement for the whole batch, so that its keys are locked in order, and only where messages take part in
+        compaction.
+        """
+        if not self._ranked:
+            return []
+        greatest: dict[str, tuple[int, int]] = {}
+        for position, key, rank in self._ranked:
+            greatest[key] = max(greatest.get(key, (rank, 0)), (rank, ids[position]))
+        ranks, head_ids = zip(*greatest.values(), strict=True)
+        statement = move_heads(
+            self._family,
+            schema_version=self._schema_version,
+            keys=list(greatest),
+            ranks=list(ranks),
+            ids=list(head_ids),
+        )
+        return [statement]
+
     def _statement(self, part: Sequence[Encoded]) -> Statement[int]:
+        ranks = _column([message.compaction_rank for message in part])
+        if ranks is not None:
+            self._note_ranks(part)
+        self._cut += len(part)
         return produce_many(
             self._family,
             schema_version=self._schema_version,
@@ -162,7 +192,20 @@ class Batch:
             routing_keys=_column([message.routing_key for message in part]),
             message_keys=_column([message.key for message in part]),
             options=_json_column([message.options for message in part]),
+            compaction_ranks=ranks,
         )
+
+    def _note_ranks(self, part: Sequence[Encoded]) -> None:
+        for position, message in enumerate(part, start=self._cut):
+            if message.compaction_rank is not None and message.key is not None:
+                self._ranked.append((position, message.key, message.compaction_rank))
+
+
+def _rank(message: Message[PayloadT]) -> int | None:
+    rank = check_rank("compaction_rank", message.compaction_rank)
+    if rank is not None and message.key is None:
+        raise InvalidInput("compaction_rank", "needs a key")
+    return rank
 
 
 def _parts(messages: Iterable[Encoded], *, first: int) -> Iterator[list[Encoded]]:
@@ -178,7 +221,7 @@ def _parts(messages: Iterable[Encoded], *, first: int) -> Iterator[list[Encoded]
         yield part
 
 
-def _column(values: list[str | None]) -> list[str | None] | None:
+def _column(values: list[ValueT | None]) -> list[ValueT | None] | None:
     return values if any(value is not None for value in values) else None
 
 

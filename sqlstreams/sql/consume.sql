@@ -46,12 +46,12 @@ moved as (
      where c.group_id = %(group_id)s
        and taken.high is not null
 )
-select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
+select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, m.compaction_rank
   from {schema}.message_log_{stream} m
  where m.id > (select claimed from taken)
    and m.id <= (select high from taken)
  union all
-select null, null, null, null, null, null, null
+select null, null, null, null, null, null, null, null
   from taken
  where high is null
    and exists (select from scanned)
@@ -128,7 +128,7 @@ select t.claimed + 1 as low, t.high, exists (select from scanned) as seen,
                 where id > (select until from reach)
                 order by id
                 limit 1) is not null as is_full,
-       m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
+       m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, m.compaction_rank
   from taken t
   left join {schema}.message_log_{stream} m
     on m.id > (select claimed from taken)
@@ -214,7 +214,7 @@ recorded as (
       from loose
      where died
 )
-select t.low, t.high, t.died, t.reclaims, (select message_id from charged) as killer, m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at
+select t.low, t.high, t.died, t.reclaims, (select message_id from charged) as killer, m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, m.compaction_rank
   from taken t
   left join {schema}.message_log_{stream} m
     on m.id > t.resolved
@@ -398,12 +398,12 @@ waiting as (
        and e.message_id = any(array(select message_id from due except select message_id from heads))
     returning e.message_key
 )
-select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at, t.failures, t.delays,
-       t.concurrency, t.alone
+select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at,
+       m.compaction_rank, t.failures, t.delays, t.concurrency, t.alone
   from taken t
   join {schema}.message_log_{stream} m on m.id = t.message_id
  union all
-select null, null, message_key, null, null, null, null, null, null, null, null
+select null, null, message_key, null, null, null, null, null, null, null, null, null
   from waiting
  order by id
 

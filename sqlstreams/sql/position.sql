@@ -53,7 +53,8 @@ select count(*) filter (where state = 'ready') as ready,
        count(*) filter (where state = 'deferred') as deferred,
        count(*) filter (where state = 'inflight') as inflight,
        count(*) filter (where state = 'unread') as unread,
-       count(*) filter (where state = 'dead') as dead
+       count(*) filter (where state = 'dead') as dead,
+       count(*) filter (where state = 'superseded') as superseded
   from {schema}.exception_queue_{stream}
  where group_id = %(group_id)s
    and message_id > %(position)s

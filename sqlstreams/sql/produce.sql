@@ -1,9 +1,10 @@
 -- name: produce_many
 -- Append messages in the order given; a column that is null for all of them may be one null instead of an array.
-insert into {schema}.message_log_{stream} (payload, routing_key, message_key, schema_version, options)
-select m.payload, m.routing_key, m.message_key, %(schema_version)s, m.options
-  from unnest(%(payloads)s::json[], %(routing_keys)s::text[], %(message_keys)s::text[], %(options)s::json[])
-    as m (payload, routing_key, message_key, options)
+insert into {schema}.message_log_{stream} (payload, routing_key, message_key, schema_version, options, compaction_rank)
+select m.payload, m.routing_key, m.message_key, %(schema_version)s, m.options, m.compaction_rank
+  from unnest(%(payloads)s::json[], %(routing_keys)s::text[], %(message_keys)s::text[], %(options)s::json[],
+              %(compaction_ranks)s::bigint[])
+    as m (payload, routing_key, message_key, options, compaction_rank)
 returning id
 
 -- name: read_xact

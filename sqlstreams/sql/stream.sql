@@ -1,19 +1,19 @@
 -- name: insert_stream
 -- Register a stream, unless there is one of this name; a second caller waits for the first to commit.
-insert into {schema}.stream_config (name, max_payload, partition_rows)
-values (%(name)s, %(max_payload)s, %(partition_rows)s)
+insert into {schema}.stream_config (name, max_payload, partition_rows, compact_after)
+values (%(name)s, %(max_payload)s, %(partition_rows)s, %(compact_after)s)
 on conflict (name) do nothing
-returning id, name, max_payload, partition_rows, created_at, updated_at
+returning id, name, max_payload, partition_rows, compact_after, created_at, updated_at
 
 -- name: get_stream
 -- Read one stream by name.
-select id, name, max_payload, partition_rows, created_at, updated_at
+select id, name, max_payload, partition_rows, compact_after, created_at, updated_at
   from {schema}.stream_config
  where name = %(name)s
 
 -- name: lock_stream
 -- Read one stream by name and keep others from changing it until we commit.
-select id, name, max_payload, partition_rows, created_at, updated_at
+select id, name, max_payload, partition_rows, compact_after, created_at, updated_at
   from {schema}.stream_config
  where name = %(name)s
    for update
@@ -23,9 +23,10 @@ select id, name, max_payload, partition_rows, created_at, updated_at
 update {schema}.stream_config
    set max_payload = %(max_payload)s,
        partition_rows = %(partition_rows)s,
+       compact_after = %(compact_after)s,
        updated_at = now()
  where id = %(id)s
-returning id, name, max_payload, partition_rows, created_at, updated_at
+returning id, name, max_payload, partition_rows, compact_after, created_at, updated_at
 
 -- name: mark_keyed
 -- Have the consumers of a stream look at the keys of single messages, before the first that asks for it is produced.
@@ -42,7 +43,7 @@ update {schema}.stream_config
        updated_at = now()
  where id = %(id)s
    and not exists (select from {schema}.stream_config where name = %(new_name)s)
-returning id, name, max_payload, partition_rows, created_at, updated_at
+returning id, name, max_payload, partition_rows, compact_after, created_at, updated_at
 
 -- name: delete_stream
 -- Remove a stream's registration, and with it its groups and their leases.
@@ -52,7 +53,7 @@ delete from {schema}.stream_config
 -- name: drop_family
 -- Remove a stream's tables with everything in them.
 drop table if exists {schema}.message_log_{stream}, {schema}.exception_queue_{stream},
-                     {schema}.delivery_log_{stream}
+                     {schema}.delivery_log_{stream}, {schema}.compaction_head_{stream}
 
 -- name: forget_family
 -- Remove the record of a dropped family's migrations.
@@ -67,7 +68,7 @@ select %(stream_id)s, %(action)s, %(config)s::jsonb
 
 -- name: list_streams
 -- Read every stream by name.
-select id, name, max_payload, partition_rows, created_at, updated_at
+select id, name, max_payload, partition_rows, compact_after, created_at, updated_at
   from {schema}.stream_config
  order by name
 

@@ -1,6 +1,7 @@
 """Every statement as a value: the SQL of sql/*.sql filled in, its parameters, and what a row becomes."""
 
 from sqlstreams.statements.binding import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.compaction import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.consume import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.dead import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.group import *  # noqa: F403  # one namespace, a file a noun

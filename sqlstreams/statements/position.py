@@ -47,6 +47,7 @@ class ExceptionCounts(Struct, frozen=True):
     inflight: int
     unread: int
     dead: int
+    superseded: int
 
 
 def lock_position(schema: str, *, group_id: int) -> Statement[Identified]:

@@ -34,6 +34,7 @@ def produce_many(
     routing_keys: list[str | None] | None,
     message_keys: list[str | None] | None,
     options: object,
+    compaction_ranks: list[int | None] | None,
 ) -> Statement[int]:
     parameters = {
         "schema_version": schema_version,
@@ -41,6 +42,7 @@ def produce_many(
         "routing_keys": routing_keys,
         "message_keys": message_keys,
         "options": options,
+        "compaction_ranks": compaction_ranks,
     }
     return of_family("produce_many", family, int, parameters)
 

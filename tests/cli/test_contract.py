@@ -32,6 +32,9 @@ WITH_DATABASE = [
     "stream destroy invoices --yes",
     "stream produce invoices --payload {}",
     "stream tail invoices",
+    "stream head invoices eu",
+    "stream history invoices eu",
+    "stream compact invoices --older-than 7d",
     "consumer list",
     "consumer get g --stream invoices",
     "consumer blocked g --stream invoices",
@@ -63,6 +66,9 @@ MISUSED = [
     "stream produce invoices --payload {} --file x",
     "stream produce invoices --key a --key-field b",
     "stream register Invoices",
+    "stream register invoices --compact-after soon",
+    "stream history invoices eu --limit 0",
+    "stream compact invoices --older-than soon",
     "consumer register g -s invoices --max-retries -1",
     "consumer run handlers -s invoices -g g",
     "relay run -s invoices",
@@ -90,6 +96,9 @@ PASTED = [
     "stream get",
     "stream produce",
     "stream tail",
+    "stream head",
+    "stream history",
+    "stream compact",
     "consumer register",
     "consumer list",
     "consumer get",
@@ -302,7 +311,7 @@ def _set_up(database_url: str) -> None:
         for info in client.list_streams():
             client.stream(info.name).destroy()
         invoices = client.stream("invoices").register()
-        invoices.producer().produce(RawPayload(b"{}"))
+        invoices.producer().produce(RawPayload(b"{}"), key="eu", compaction_rank=0)
         group = invoices.consumer("g").register().get()
     assert group is not None
     with psycopg.connect(database_url, autocommit=True) as connection:

@@ -1,7 +1,8 @@
 """Every statement fits the migrated schema, and the hot ones touch no more rows than they are asked for.
 
 The plans are looked at on a log of 100,000 messages in ten partitions, nearly all of them claimed, with 50 groups and
-50,000 dead and 10,000 unread messages; before and after ANALYZE; planned for their parameters and for any.
+50,000 dead and 10,000 unread messages, and 5,000 that take part in compaction; before and after ANALYZE; planned for
+their parameters and for any.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ ARGUMENTS: dict[str, Any] = {
     "above": 0,
     "action": "registered",
     "after": 0,
+    "after_id": 0,
+    "after_key": "",
     "ahead": 0,
     "at": datetime(2026, 1, 1, tzinfo=UTC),
     "bindings": ["eu.*"],
@@ -40,6 +43,7 @@ ARGUMENTS: dict[str, Any] = {
     "channel": "sqlstreams",
     "checksum": "x",
     "claimed": 0,
+    "compaction_ranks": [None, 1],
     "concurrencies": ["ordered", None],
     "config": b"{}",
     "done": [[1, 2], []],
@@ -57,8 +61,10 @@ ARGUMENTS: dict[str, Any] = {
     "head": 10,
     "held_for": timedelta(seconds=1),
     "hostname": "here",
+    "ids": [1],
     "instance_id": 1,
     "json_schema": b"{}",
+    "key": "k",
     "keys": ["k"],
     "known": [TOKEN],
     "last": 10,
@@ -72,10 +78,12 @@ ARGUMENTS: dict[str, Any] = {
     "messages": 1,
     "name": "notes",
     "new_name": "letters",
+    "older_than": timedelta(days=1),
     "patterns": ["eu.%"],
     "payloads": JsonArray([b"{}", b"[]"]),
     "pid": 1,
     "position": 1,
+    "ranks": [0],
     "rate": 100.0,
     "reason": "no",
     "resolved": [1, 2],
@@ -159,6 +167,8 @@ def test_no_statement_selects_whatever_there_is(name: str) -> None:
 MESSAGES, GROUPS, DEAD, IN_FLIGHT, UNREAD, PARTITION = 100_000, 50, 50_000, 100, 10_000, 10_000
 CLAIMED = 98_500
 BOUND, BOUND_AT = 3, 60_000
+KEYS = 2_500
+LAST_PARTITION = {f"message_log_1_from_{MESSAGES}"}  # which holds one message
 
 
 @pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
@@ -184,10 +194,13 @@ def _fill(connection: psycopg.Connection) -> None:
     for (table,) in tables:  # or PostgreSQL may analyze them when it likes
         connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
     for query in (
-        f"""insert into sqlstreams.message_log_1 (payload, routing_key, created_at)
+        f"""insert into sqlstreams.message_log_1 (payload, routing_key, created_at, message_key, compaction_rank)
             select '{{"text": "a"}}', case when n % 100 = 0 then 'eu.paid' else 'us.paid' end,
-                   now() - make_interval(secs => {MESSAGES} - n)
+                   now() - make_interval(secs => {MESSAGES} - n),
+                   case when n % 20 = 0 then 'k' || n / 20 % {KEYS} end, case when n % 20 = 0 then 0 end
               from generate_series(1, {MESSAGES}) as n""",
+        """insert into sqlstreams.compaction_head_1 (message_key, schema_version, rank, id)
+           select message_key, 1, 0, max(id) from sqlstreams.message_log_1 where compaction_rank = 0 group by 1""",
         f"update sqlstreams.consumer_group_cursor set claimed = {CLAIMED} - group_id * 200",
         f"""update sqlstreams.consumer_group_cursor
                set claimed = {BOUND_AT}, bindings = '{{eu.%}}'
@@ -217,7 +230,7 @@ def _fill(connection: psycopg.Connection) -> None:
 
 
 class Plan:
-    """What EXPLAIN (ANALYZE) says of the log, the exception queue and the history."""
+    """What EXPLAIN (ANALYZE) says of the log, the heads, the exception queue and the history."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.nodes = [node for node in _walk(plan) if node["Actual Loops"] and _is_big(node)]
@@ -247,7 +260,9 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _is_big(node: dict[str, Any]) -> bool:
     name, kind = str(node.get("Relation Name", "")), str(node["Node Type"])
-    return kind.endswith("Scan") and name.startswith(("message_log", "exception_queue", "delivery_log"))
+    return kind.endswith("Scan") and name.startswith(
+        ("message_log", "exception_queue", "delivery_log", "compaction_head")
+    )
 
 
 def _explain(url: str, statement: Statement[Any], *, generic: bool) -> Plan:
@@ -392,6 +407,7 @@ def test_producing_reads_nothing(full_url: str, generic: bool) -> None:
         routing_keys=None,
         message_keys=None,
         options=None,
+        compaction_ranks=None,
     )
     assert _explain(full_url, statement, generic=generic).nodes == []
 
@@ -475,6 +491,33 @@ def test_reading_messages_reads_as_many_as_asked(full_url: str, generic: bool) -
     assert len(plan.partitions) == 1
 
 
+@modes
+def test_moving_and_finding_heads_reads_those_alone(full_url: str, generic: bool) -> None:
+    keys = [f"k{number}" for number in range(100)]
+    moving = statements.move_heads(FAMILY, schema_version=1, keys=keys, ranks=[0] * 100, ids=[MESSAGES + 1] * 100)
+    assert _explain(full_url, moving, generic=generic).scanned_through == []
+    plan = _explain(full_url, statements.find_heads(FAMILY, keys=keys), generic=generic)
+    assert (plan.scanned_through, plan.rows) == ([], 100)
+
+
+@modes
+def test_the_head_of_a_key_and_its_history_are_read_alone(full_url: str, generic: bool) -> None:
+    head = _explain(full_url, statements.read_head(FAMILY, key="k7"), generic=generic)
+    assert (head.scanned_through, head.rows) == ([], 2)
+    history = _explain(full_url, statements.read_history(FAMILY, key="k7", limit=100), generic=generic)
+    assert set(history.scanned_through) <= LAST_PARTITION
+    assert 2 <= history.rows <= 3
+
+
+@modes
+def test_a_step_of_a_compaction_reads_what_it_looks_at(full_url: str, generic: bool) -> None:
+    statement = statements.compact(FAMILY, older_than=timedelta(hours=1), after_key="k1", after_id=0, limit=100)
+    plan = _explain(full_url, statement, generic=generic)
+    assert set(plan.scanned_through) <= LAST_PARTITION
+    # Per partition up to one more, for the merge; then their heads, rows and messages.
+    assert 200 <= plan.rows <= 100 + MESSAGES // PARTITION + 1 + 4 * 100
+
+
 @pytest.mark.parametrize("group_id", [2, 50])
 def test_the_status_of_a_group_reads_a_few_rows(full_url: str, group_id: int) -> None:
     scanned, fetched = _touched(full_url, statements.get_group_status("sqlstreams", group_id=group_id))
@@ -497,7 +540,7 @@ def test_a_position_below_open_transactions_reads_what_was_produced_meanwhile(fu
     # They may have begun long after the messages of this log were produced.
     statement = statements.find_position(FAMILY, at=None, head=MESSAGES, held_for=timedelta(seconds=held_for))
     scanned, fetched = _touched(full_url, statement)
-    assert set(scanned) <= {f"message_log_1_from_{MESSAGES}"}  # which holds one message
+    assert set(scanned) <= LAST_PARTITION
     assert fetched <= held_for + 1_500
 
 

@@ -39,6 +39,15 @@ CREATE INDEX claim_lease_group ON sqlstreams.claim_lease USING btree (group_id, 
 CREATE INDEX claim_lease_instance ON sqlstreams.claim_lease USING btree (instance_id)
 CREATE UNIQUE INDEX claim_lease_pkey ON sqlstreams.claim_lease USING btree (token)
 
+table compaction_head_1 with (fillfactor=70)
+    message_key text not null
+    schema_version integer not null
+    rank bigint not null
+    id bigint not null
+    constraint compaction_head_1_pkey PRIMARY KEY (message_key)
+CREATE INDEX compaction_head_1_id ON sqlstreams.compaction_head_1 USING btree (id)
+CREATE UNIQUE INDEX compaction_head_1_pkey ON sqlstreams.compaction_head_1 USING btree (message_key)
+
 table consumer_group_config
     id bigint not null generated always as identity
     stream_id bigint not null
@@ -108,11 +117,12 @@ view consumer_group_status
     lag_time interval  -- how long ago the first message behind committed was produced
     leases integer  -- ranges that are leased to processes or free to be taken over
     processes integer  -- how many processes hold one
-    ready bigint  -- failed or delayed messages that wait for their next delivery; this and the next four count up to 100,000
+    ready bigint  -- failed or delayed messages that wait for their next delivery; this and the next five count up to 100,000
     inflight bigint  -- such messages that are being delivered
     deferred bigint  -- messages that wait for an earlier one of their key
     unread bigint  -- messages of a schema version that no process could read so far
     dead bigint  -- messages whose retries are spent, or that can never succeed
+    superseded bigint  -- messages that were not delivered, since a newer one of their key came first; until compaction removes them
     reclaims bigint  -- how often work was taken over from a process that died
  SELECT s.name AS stream,
     g.name,
@@ -129,6 +139,7 @@ view consumer_group_status
     b.deferred,
     b.unread,
     b.dead,
+    b.superseded,
     ( SELECT count(*) AS count
            FROM sqlstreams.reclaim_log r
           WHERE r.group_id = g.id) AS reclaims
@@ -142,7 +153,7 @@ view consumer_group_status
            FROM sqlstreams.claim_lease
           WHERE claim_lease.group_id = g.id) l
      CROSS JOIN LATERAL ( SELECT LEAST(c.claimed, l.resolved) AS committed) p
-     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, deferred, unread, dead);
+     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, deferred, unread, dead, superseded);
 
 table consumer_instance with (fillfactor=50)
     id bigint not null generated always as identity
@@ -232,6 +243,7 @@ CREATE INDEX exception_queue_1_due ON sqlstreams.exception_queue_1 USING btree (
 CREATE INDEX exception_queue_1_inflight ON sqlstreams.exception_queue_1 USING btree (group_id, instance_id) WHERE (state = 'inflight'::text)
 CREATE INDEX exception_queue_1_keys ON sqlstreams.exception_queue_1 USING btree (group_id, message_key, message_id) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text])))
 CREATE UNIQUE INDEX exception_queue_1_pkey ON sqlstreams.exception_queue_1 USING btree (group_id, message_id)
+CREATE INDEX exception_queue_1_superseded ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'superseded'::text)
 CREATE INDEX exception_queue_1_unread ON sqlstreams.exception_queue_1 USING btree (group_id, schema_version) WHERE (state = 'unread'::text)
 
 table message_key_lease with (fillfactor=70)
@@ -254,6 +266,7 @@ table message_log_1 partition by RANGE (id)
     options json
     created_at timestamp with time zone not null default statement_timestamp()
     constraint message_log_1_pkey PRIMARY KEY (id)
+CREATE INDEX message_log_1_compaction ON ONLY sqlstreams.message_log_1 USING btree (message_key, id) WHERE (compaction_rank IS NOT NULL)
 CREATE UNIQUE INDEX message_log_1_pkey ON ONLY sqlstreams.message_log_1 USING btree (id)
 
 table message_log_1_from_0 partition of sqlstreams.message_log_1 FOR VALUES FROM ('0') TO ('1000000')
@@ -266,6 +279,7 @@ table message_log_1_from_0 partition of sqlstreams.message_log_1 FOR VALUES FROM
     options json
     created_at timestamp with time zone not null default statement_timestamp()
     constraint message_log_1_from_0_pkey PRIMARY KEY (id)
+CREATE INDEX message_log_1_from_0_message_key_id_idx ON sqlstreams.message_log_1_from_0 USING btree (message_key, id) WHERE (compaction_rank IS NOT NULL)
 CREATE UNIQUE INDEX message_log_1_from_0_pkey ON sqlstreams.message_log_1_from_0 USING btree (id)
 
 sequence message_log_1_id as bigint start 1 increment 1 cache 1
@@ -338,8 +352,10 @@ table stream_config
     max_payload integer not null
     partition_rows bigint not null
     keyed boolean not null default false
+    compact_after interval
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
+    constraint stream_config_compact_after_check CHECK ((compact_after > '00:00:00'::interval))
     constraint stream_config_max_payload_check CHECK (((max_payload >= 1) AND (max_payload <= 268435456)))
     constraint stream_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
     constraint stream_config_name_key UNIQUE (name)
@@ -464,7 +480,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT deferred bigint, OUT unread bigint, OUT dead bigint)
+CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT deferred bigint, OUT unread bigint, OUT dead bigint, OUT superseded bigint)
  RETURNS record
  LANGUAGE plpgsql
  STABLE
@@ -483,8 +499,12 @@ begin
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''unread'''
         '                               order by schema_version limit 100000) as e),'
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''dead'''
+        '                               order by message_id limit 100000) as e),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''superseded'''
         '                               order by message_id limit 100000) as e)',
-        'sqlstreams', 'exception_queue_' || of_stream) into ready, inflight, deferred, unread, dead using of_group;
+        'sqlstreams', 'exception_queue_' || of_stream)
+       into ready, inflight, deferred, unread, dead, superseded
+      using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end
 $function$
@@ -576,7 +596,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.produce(stream text, payload json, message_key text DEFAULT NULL::text, routing_key text DEFAULT NULL::text, headers json DEFAULT NULL::json)
+CREATE OR REPLACE FUNCTION sqlstreams.produce(stream text, payload json, message_key text DEFAULT NULL::text, routing_key text DEFAULT NULL::text, headers json DEFAULT NULL::json, compaction_rank bigint DEFAULT NULL::bigint)
  RETURNS bigint
  LANGUAGE plpgsql
 AS $function$
@@ -592,16 +612,29 @@ begin
             using errcode = 'SS012', hint = 'sqlstreams explain SQL0012';
     end if;
     perform "sqlstreams".check_message(payload, message_key, routing_key, headers, config.max_payload);
+    if compaction_rank is not null and message_key is null then
+        raise exception 'compaction_rank needs a message_key'
+            using errcode = 'SS010', column = 'compaction_rank', hint = 'sqlstreams explain SQL0010';
+    end if;
     log := pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || config.id);
     -- Far from the edge there is room for everyone who inserts at this moment; near it the log is extended first. No
     -- exception block: each would be a subtransaction, and many of those in one transaction slow the whole server.
     execute pg_catalog.format('select last_value from %s', log || '_id') into last_id;
     perform "sqlstreams".extend_log(config.id, last_id + 10000);
     execute pg_catalog.format(
-        'insert into %s (payload, message_key, routing_key, options) values ($1, $2, $3, $4) returning id', log)
+        'insert into %s (payload, message_key, routing_key, options, compaction_rank) values ($1, $2, $3, $4, $5)'
+        ' returning id', log)
        into message_id
       using payload, message_key, routing_key,
-            case when headers is not null then pg_catalog.json_build_object('headers', headers) end;
+            case when headers is not null then pg_catalog.json_build_object('headers', headers) end, compaction_rank;
+    if compaction_rank is not null then
+        execute pg_catalog.format(
+            'insert into %I.%I as h (message_key, schema_version, rank, id) values ($1, 1, $2, $3)'
+            ' on conflict (message_key) do update set schema_version = 1, rank = $2, id = $3'
+            ' where (h.schema_version, h.rank, h.id) < (1, $2, $3)',
+            'sqlstreams', 'compaction_head_' || config.id)
+          using message_key, compaction_rank, message_id;
+    end if;
     return message_id;
 end
 $function$

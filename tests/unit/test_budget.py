@@ -41,7 +41,7 @@ def _group(**options: Any) -> GroupInfo:
 
 
 def _row(*, failures: int = 0, delays: int = 0, options: bytes | None = None) -> tuple[Any, ...]:
-    return (1, b"{}", None, None, options, 1, None, failures, delays, None, False)
+    return (1, b"{}", None, None, options, 1, None, None, failures, delays, None, False)
 
 
 @given(asked)

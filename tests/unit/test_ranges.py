@@ -66,11 +66,11 @@ def test_what_progress_tells_is_exactly_what_is_done(ids: list[int], data: st.Da
 
 
 def test_retries_say_when_the_last_one_was_given_back() -> None:
-    retries = Retries(uuid4(), [(number, b"1", *[None] * 9) for number in (1, 2)])
+    retries = Retries(uuid4(), [(number, b"1", *[None] * 10) for number in (1, 2)])
     assert [retries.finish_one(), retries.finish_one()] == [False, True]
 
 
 def test_only_rows_of_the_exception_queue_have_been_attempted_before() -> None:
-    fresh = (1, b"1", None, None, None, 1, None)
+    fresh = (1, b"1", None, None, None, 1, None, None)
     assert attempts(fresh) == (0, 0)
     assert attempts((*fresh, 3, 2)) == (3, 2)
