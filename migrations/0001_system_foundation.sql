@@ -163,6 +163,48 @@ create table {schema}.position_log (
 );
 create index position_log_group on {schema}.position_log (group_id, id);
 
+-- How many processes may do a work of the installation at once. `term` counts those that did so far.
+create table {schema}.worker_config (
+    name             text primary key check (name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'),
+    target_instances integer not null default 1 check (target_instances between 0 and 1000),
+    suspended        boolean not null default false,
+    term             bigint not null default 0
+);
+insert into {schema}.worker_config (name) values ('manager');
+
+-- A row is the right to do that work until `expires_at`. Who has the token may renew it, also late; it is taken from
+-- its process only together with being given to another, so there are never more rows than places.
+create table {schema}.worker_instance (
+    id         bigint generated always as identity primary key,
+    worker     text not null references {schema}.worker_config on delete cascade,
+    term       bigint not null,
+    token      uuid not null unique,
+    hostname   text not null,
+    pid        integer not null,
+    library    text not null,
+    started_at timestamptz not null default clock_timestamp(),
+    renewed_at timestamptz not null default clock_timestamp(),
+    expires_at timestamptz not null,
+    unique (worker, term)
+) with (fillfactor = 50);
+
+-- What the manager does, and how that went: it reports with each renewal of its lease.
+create table {schema}.duty_status (
+    name           text primary key check (name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'),
+    suspended      boolean not null default false,
+    runs           bigint not null default 0,
+    done           bigint not null default 0,
+    last_run_at    timestamptz,
+    last_took      interval,
+    last_done      bigint,
+    running_since  timestamptz,
+    next_run_at    timestamptz,
+    failures       integer not null default 0,
+    last_error     text,
+    last_failed_at timestamptz
+) with (fillfactor = 50);
+insert into {schema}.duty_status (name) values ('leases'), ('partitions'), ('statistics');
+
 -- Ends the transaction of a handler whose lease is not ours any more: what follows it, the commit, is a rollback then. Sent
 -- together with that, so that no lease stays locked while an answer is on its way.
 create function {schema}.require_lease(held boolean) returns boolean
@@ -337,6 +379,85 @@ begin
 end
 $sqlstreams$;
 
+-- Write down what duties did since they last reported. The times are given as seconds before now, so that no host's
+-- clock counts. An account that comes late, of a manager that lost its lease, adds to the counts alone.
+create function {schema}.report_duties(reports json) returns void
+language sql as $sqlstreams$
+    insert into {schema}.duty_status as d (
+        name, runs, done, last_run_at, last_took, last_done, running_since, next_run_at, failures, last_error,
+        last_failed_at)
+    select r.name, r.runs, r.done, clock_timestamp() - make_interval(secs => r.ran_ago),
+           make_interval(secs => r.took), r.last_done, clock_timestamp() - make_interval(secs => r.running_for),
+           clock_timestamp() + make_interval(secs => r.next_in), r.failures, r.error,
+           clock_timestamp() - make_interval(secs => r.failed_ago)
+      from json_to_recordset(reports) as r (
+           name text, runs bigint, done bigint, ran_ago double precision, took double precision, last_done bigint,
+           running_for double precision, next_in double precision, failures integer, error text,
+           failed_ago double precision)
+     order by r.name
+    on conflict (name) do update
+       set runs = d.runs + excluded.runs,
+           done = d.done + excluded.done,
+           last_run_at = greatest(d.last_run_at, excluded.last_run_at),
+           last_took = case when d.last_run_at > excluded.last_run_at then d.last_took
+                            else coalesce(excluded.last_took, d.last_took) end,
+           last_done = case when d.last_run_at > excluded.last_run_at then d.last_done
+                            else coalesce(excluded.last_done, d.last_done) end,
+           running_since = excluded.running_since,
+           next_run_at = excluded.next_run_at,
+           failures = case when d.last_run_at > excluded.last_run_at or excluded.last_run_at is null then d.failures
+                           else excluded.failures end,
+           last_error = coalesce(excluded.last_error, d.last_error),
+           last_failed_at = greatest(d.last_failed_at, excluded.last_failed_at)
+$sqlstreams$;
+
+-- Renew the right to a work by its token, or take a place that is free; without one say in how many seconds the next
+-- place may be (null: nobody shall do that work now). Whoever finds a place looks again behind a lock, with each
+-- statement's own view: of any number of starters as many win as there are places.
+create function {schema}.take_or_renew(
+    of_worker text, of_token uuid, of_hostname text, of_pid integer, of_library text, ttl double precision,
+    out id bigint, out term bigint, out retry_in double precision)
+language plpgsql as $sqlstreams$
+declare
+    places integer;
+begin
+    select case when c.suspended then 0 else c.target_instances end into places
+      from {schema}.worker_config c where c.name = of_worker;
+    -- Where places became fewer, those that came first stay.
+    update {schema}.worker_instance i
+       set renewed_at = clock_timestamp(),
+           expires_at = clock_timestamp() + make_interval(secs => ttl)
+     where i.token = of_token
+       and i.worker = of_worker
+       and (select count(*) from {schema}.worker_instance o where o.worker = of_worker and o.term < i.term) < places
+    returning i.id, i.term into id, term;
+    if found then
+        -- A renewal that a crash of the server takes along only makes the lease end sooner.
+        perform pg_catalog.set_config('synchronous_commit', 'off', true);
+        return;
+    end if;
+    delete from {schema}.worker_instance i where i.token = of_token;
+    if (select count(*) from {schema}.worker_instance i
+         where i.worker = of_worker and i.expires_at > clock_timestamp()) < places then
+        select case when c.suspended then 0 else c.target_instances end into places
+          from {schema}.worker_config c where c.name = of_worker for no key update;
+        delete from {schema}.worker_instance i where i.worker = of_worker and i.expires_at <= clock_timestamp();
+        -- Rows, not leases: one that is renewed right now, a little late, is kept by the statement before.
+        if (select count(*) from {schema}.worker_instance i where i.worker = of_worker) < places then
+            update {schema}.worker_config c set term = c.term + 1 where c.name = of_worker returning c.term into term;
+            insert into {schema}.worker_instance as i (worker, term, token, hostname, pid, library, expires_at)
+            values (of_worker, take_or_renew.term, of_token, of_hostname, of_pid, of_library,
+                    clock_timestamp() + make_interval(secs => ttl))
+            returning i.id into id;
+            return;
+        end if;
+    end if;
+    select extract(epoch from min(i.expires_at) - clock_timestamp()) into retry_in
+      from {schema}.worker_instance i
+     where i.worker = of_worker and places > 0;
+end
+$sqlstreams$;
+
 create view {schema}.stream_status as
 select s.name,
        s.id,
@@ -441,6 +562,38 @@ comment on column {schema}.consumer_group_status.unread is 'messages of a schema
 comment on column {schema}.consumer_group_status.dead is 'messages whose retries are spent, or that can never succeed';
 comment on column {schema}.consumer_group_status.superseded is 'messages that were not delivered, since a newer one of their key came first; until compaction removes them';
 comment on column {schema}.consumer_group_status.reclaims is 'how often work was taken over from a process that died';
+
+comment on table {schema}.worker_config is 'What processes do for the whole installation';
+comment on column {schema}.worker_config.name is 'the work; manager: schedules and the upkeep of the tables';
+comment on column {schema}.worker_config.target_instances is 'how many processes may do it at once; 0: none';
+comment on column {schema}.worker_config.suspended is 'whether nobody does it for now';
+comment on column {schema}.worker_config.term is 'how often a process has begun to do it';
+
+comment on table {schema}.worker_instance is 'The processes that do such work now';
+comment on column {schema}.worker_instance.id is 'its id';
+comment on column {schema}.worker_instance.worker is 'the work';
+comment on column {schema}.worker_instance.term is 'rises with each process that begins';
+comment on column {schema}.worker_instance.token is 'by which the process knows its row';
+comment on column {schema}.worker_instance.hostname is 'where it runs';
+comment on column {schema}.worker_instance.pid is 'the process';
+comment on column {schema}.worker_instance.library is 'its version of sqlstreams';
+comment on column {schema}.worker_instance.started_at is 'since when it does the work';
+comment on column {schema}.worker_instance.renewed_at is 'when it last said that it still does';
+comment on column {schema}.worker_instance.expires_at is 'when another may begin, unless it is renewed before';
+
+comment on table {schema}.duty_status is 'What the manager does, and how that went';
+comment on column {schema}.duty_status.name is 'the duty';
+comment on column {schema}.duty_status.suspended is 'whether the manager leaves it alone for now';
+comment on column {schema}.duty_status.runs is 'how often it ran, failures included';
+comment on column {schema}.duty_status.done is 'how much it did in all that time; each duty counts things of its own';
+comment on column {schema}.duty_status.last_run_at is 'when it last ended, also by a failure';
+comment on column {schema}.duty_status.last_took is 'how long that run took';
+comment on column {schema}.duty_status.last_done is 'how much that run did';
+comment on column {schema}.duty_status.running_since is 'since when it runs, if the manager last told that it does';
+comment on column {schema}.duty_status.next_run_at is 'when it runs next, unless something comes up before';
+comment on column {schema}.duty_status.failures is 'how often it failed since it last succeeded';
+comment on column {schema}.duty_status.last_error is 'why it last failed, also when it succeeded since';
+comment on column {schema}.duty_status.last_failed_at is 'when that was';
 
 -- Append one message from SQL: a trigger, psql, another language. Same limits as the client's, with SQLSTATEs of our
 -- own: SS010 (a value was refused, the column names the field) and SS012 (no such stream). The message belongs to the

@@ -1,8 +1,8 @@
 """Streams, consumer groups, schedules and deadlines inside the PostgreSQL you already have."""
 
 from sqlstreams import cron as cron
-from sqlstreams.aio import AsyncClient, AsyncConsumer, AsyncProducer, AsyncStream, AsyncSystem
-from sqlstreams.client import Client, Consumer, Producer, Stream, System
+from sqlstreams.aio import AsyncClient, AsyncConsumer, AsyncManager, AsyncProducer, AsyncStream, AsyncSystem
+from sqlstreams.client import Client, Consumer, Manager, Producer, Stream, System
 from sqlstreams.consume.context import meta
 from sqlstreams.errors import (
     BrokerUnavailable,
@@ -35,11 +35,14 @@ from sqlstreams.model import (
     DeadLetter,
     DeadLetterDetail,
     DeliveryRecord,
+    DutyStatus,
     GroupBindings,
     GroupInfo,
     GroupStatus,
     Holder,
     Instance,
+    ManagerInstance,
+    ManagerStatus,
     Message,
     Meta,
     MigrationStep,
@@ -69,6 +72,7 @@ __version__ = _library_version()
 __all__ = [
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncManager",
     "AsyncProducer",
     "AsyncStream",
     "AsyncSystem",
@@ -88,6 +92,7 @@ __all__ = [
     "DestinationMissing",
     "DestroyRefused",
     "Diagnosis",
+    "DutyStatus",
     "EmbeddedUnavailable",
     "ExtraMissing",
     "GroupBindings",
@@ -97,6 +102,9 @@ __all__ = [
     "Instance",
     "InvalidInput",
     "LeaseLost",
+    "Manager",
+    "ManagerInstance",
+    "ManagerStatus",
     "Message",
     "Meta",
     "MigrationChanged",

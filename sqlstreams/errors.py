@@ -301,7 +301,7 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "SQL0102",
         "Push wake-ups are off",
         "The connection goes through a pooler such as PgBouncer, where LISTEN cannot work. New messages are found by "
-        "polling, so an idle group notices one up to 1.25 s late.",
+        "polling, so an idle group notices one up to 2 s late.",
         "Nothing needs to be done. For millisecond wake-ups give the client listen_url, a URL that reaches PostgreSQL "
         "directly.",
     ),
@@ -358,6 +358,23 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "Give what the handler waits for (sockets, locks, queries) a timeout shorter than the message's, or write the "
         "handler as `async def`, which can be cancelled.",
         "select message_id, state, failures, error from {schema}.exception_queue_N where error_type = 'TimeoutError'",
+    ),
+    Diagnosis(
+        "SQL0110",
+        "A duty of the manager failed",
+        "Something that the manager does for all from time to time raised an error. It is tried again after a second, "
+        "then after up to a minute; the other duties go on.",
+        "Look at the error in the event, or in `sqlstreams manager list`.",
+        "select name, failures, last_error, last_failed_at from {schema}.duty_status where failures > 0",
+    ),
+    Diagnosis(
+        "SQL0111",
+        "A process stopped running the manager",
+        "The lease by which one process runs the manager could not be renewed in time, or was given to another. Its "
+        "duties were cancelled. It asks for the lease again, as do all processes that consume.",
+        "Nothing, when it happens once. When it repeats: look for a blocked event loop, a stalled network, or a "
+        "lease_ttl that is shorter than the pauses of the database.",
+        "select * from {schema}.worker_instance",
     ),
     Diagnosis(
         "SQL0140",

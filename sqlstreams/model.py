@@ -514,3 +514,48 @@ class ConsumerStats(Struct):
 
 
 JsonSchema = dict[str, Any]
+
+
+class ManagerInstance(Struct, frozen=True):
+    """A process that runs the manager. Another may take over when it is `expired`, and until then it may renew."""
+
+    id: int
+    term: int
+    hostname: str
+    pid: int
+    library: str
+    started_at: datetime
+    renewed_at: datetime
+    expires_at: datetime
+    expired: bool
+
+
+class DutyStatus(Struct, frozen=True):
+    """One of the things that the manager does, as it last reported.
+
+    `done` and `last_done` count things of the duty's own kind. `failures` counts those since the last success;
+    `last_error` stays. `running_since` is None when it was not running then.
+    """
+
+    name: str
+    suspended: bool
+    runs: int
+    done: int
+    last_run_at: datetime | None
+    last_took: timedelta | None
+    last_done: int | None
+    running_since: datetime | None
+    next_run_at: datetime | None
+    failures: int
+    last_error: str | None
+    last_failed_at: datetime | None
+
+
+class ManagerStatus(Struct, frozen=True):
+    """Who runs the manager, and what it does. `target_instances` may run it at once; `term` counts those so far."""
+
+    target_instances: int
+    suspended: bool
+    term: int
+    instances: tuple[ManagerInstance, ...]
+    duties: tuple[DutyStatus, ...]

@@ -8,11 +8,12 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 import psycopg
 
 from sqlstreams import statements
-from sqlstreams.database import Address, execute
+from sqlstreams.database import Address, AsyncDatabase, execute
 from sqlstreams.sql import quote_identifier
 
 _log = logging.getLogger("sqlstreams.wake")
@@ -22,6 +23,11 @@ _SPACING = 0.002
 _REPAIR_LONGEST = 5.0
 # In the place of a stream's id: retries have become due, so every process polls now.
 RETRIES_DUE = 0
+
+News = int | str | None
+"""What a notification says: the id of a stream, one of `TOPICS`, or None when anything may have happened."""
+
+TOPICS: Final = frozenset({"manager", "schedules", "deadlines"})
 
 
 def channel(schema: str) -> str:
@@ -87,7 +93,7 @@ class Notifier:
 
 
 class Listener:
-    """Hears which streams have news. `connected` says whether push works now; when it does not, polling remains."""
+    """Hears what has news. `connected` says whether push works now; when it does not, polling remains."""
 
     def __init__(self, conninfo: str, schema: str) -> None:
         self._conninfo = conninfo
@@ -95,21 +101,21 @@ class Listener:
         self.connected = False
         self.reconnects = 0
 
-    async def run(self, wake: Callable[[int | None], None]) -> None:
-        """Call `wake` with what was notified, or None when any stream may have news; until cancelled."""
+    async def run(self, wake: Callable[[News], None]) -> None:
+        """Call `wake` with whatever has news, until cancelled."""
         pause = 0.1
         while True:
             try:
-                async for stream_id in self._listen():
+                async for news in self._listen():
                     pause = 0.1
-                    wake(stream_id)
+                    wake(news)
             except (psycopg.Error, OSError) as error:
                 self._report_loss(error)
             self.connected = False
             await asyncio.sleep(pause * random.uniform(0.5, 1))
             pause = min(pause * 2, _REPAIR_LONGEST)
 
-    async def _listen(self) -> AsyncIterator[int | None]:
+    async def _listen(self) -> AsyncIterator[News]:
         connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
         async with connection:
             await connection.execute(f"listen {quote_identifier(self._channel)}".encode())
@@ -118,9 +124,50 @@ class Listener:
             self.connected = True
             yield None  # whatever came before we listened
             async for notification in connection.notifies():
-                yield int(notification.payload) if notification.payload.isdigit() else None
+                yield _read(notification.payload)
 
     def _report_loss(self, error: Exception) -> None:
         if self.connected:
             self.reconnects += 1
             _log.warning("SQL0103 the listening connection was lost, polling goes on: %s", str(error).strip())
+
+
+def _read(payload: str) -> News:
+    if payload in TOPICS:
+        return payload
+    return int(payload) if payload.isascii() and payload.isdigit() else None
+
+
+class Hearing:
+    """One listening connection for everybody in a client who wants news; open while there is anybody."""
+
+    def __init__(self, database: AsyncDatabase, *, listen_conninfo: str | None) -> None:
+        self._database = database
+        self._listen_conninfo = listen_conninfo
+        self._wakes: list[Callable[[News], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self.listener: Listener | None = None
+
+    def join(self, wake: Callable[[News], None]) -> None:
+        """Have `wake` called with all news. The database must have been reached, so that a pooler was noticed."""
+        self._wakes.append(wake)
+        if self._task is not None:
+            wake(None)  # whatever came before
+        elif self._listen_conninfo is not None or not self._database.through_pooler:
+            self.listener = Listener(self._listen_conninfo or self._database.address.conninfo, self._database.schema)
+            self._task = asyncio.create_task(self.listener.run(self._wake), name="sqlstreams-listen")
+        elif len(self._wakes) == 1:
+            _log.warning("SQL0102 push wake-ups are off: the connection goes through a pooler; polling instead")
+
+    async def leave(self, wake: Callable[[News], None]) -> None:
+        """Have `wake` called no more; with the last one the connection is closed."""
+        if wake in self._wakes:
+            self._wakes.remove(wake)
+        if not self._wakes and self._task is not None:
+            task, self._task, self.listener = self._task, None, None
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _wake(self, news: News) -> None:
+        for wake in list(self._wakes):
+            wake(news)

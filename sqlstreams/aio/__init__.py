@@ -2,8 +2,9 @@
 
 from sqlstreams.aio.client import AsyncClient
 from sqlstreams.aio.consumer import AsyncConsumer
+from sqlstreams.aio.manager import AsyncManager
 from sqlstreams.aio.producer import AsyncProducer
 from sqlstreams.aio.stream import AsyncStream
 from sqlstreams.aio.system import AsyncSystem
 
-__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncStream", "AsyncSystem"]
+__all__ = ["AsyncClient", "AsyncConsumer", "AsyncManager", "AsyncProducer", "AsyncStream", "AsyncSystem"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Self, TypeVar, overload
 
@@ -13,11 +13,13 @@ from psycopg import errors as pg
 
 from sqlstreams import acts
 from sqlstreams.aio.log import Log
+from sqlstreams.aio.manager import AsyncManager
 from sqlstreams.aio.stream import AsyncStream
 from sqlstreams.aio.system import AsyncSystem
 from sqlstreams.consume.presence import Presence
 from sqlstreams.database import AsyncDatabase, address
 from sqlstreams.errors import NotFound
+from sqlstreams.manager.management import Management
 from sqlstreams.model import (
     GroupInfo,
     MigrationStep,
@@ -31,7 +33,7 @@ from sqlstreams.options import (
 )
 from sqlstreams.produce.transaction import atransaction
 from sqlstreams.statements import Act
-from sqlstreams.wake import Notifier
+from sqlstreams.wake import Hearing, Notifier
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -47,7 +49,8 @@ class AsyncClient:
     transactional `consume()`; a call waits up to `timeout` seconds for one. `lease_ttl` is how long a consuming process
     may be silent before its work is given to others. `listen_url` reaches PostgreSQL directly when `url` goes through a
     pooler. `max_pending` bounds the messages that wait for a shared commit. Without `allow_destroy` nothing can be
-    destroyed.
+    destroyed. While it consumes it also runs the manager, when it is this process's turn; with `manager=False` that is
+    left to others.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class AsyncClient:
         listen_url: str | None = None,
         max_pending: int = 10_000,
         allow_destroy: bool = False,
+        manager: bool = True,
     ) -> None:
         self._address = address(url, schema=schema, pool_size=pool_size, timeout=timeout)
         check_duration("lease_ttl", lease_ttl, low=timedelta(milliseconds=300), high=timedelta(days=1))
@@ -68,11 +72,10 @@ class AsyncClient:
         self._allow_destroy = allow_destroy
         self._max_pending = check_integer("max_pending", max_pending, low=1, high=10_000_000)
         self._database = AsyncDatabase(self._address)
-        self._presence = Presence(
-            self._database,
-            lease_ttl=lease_ttl.total_seconds(),
-            listen_conninfo=None if listen is None else listen.conninfo,
-        )
+        hearing = Hearing(self._database, listen_conninfo=None if listen is None else listen.conninfo)
+        self._presence = Presence(self._database, lease_ttl=lease_ttl.total_seconds(), hearing=hearing)
+        self._management = Management(self._database, lease_ttl=lease_ttl.total_seconds(), hearing=hearing)
+        self._runs_manager = manager
         self._notifier = Notifier(self._address)
         self._logs: dict[tuple[str, int], Log] = {}
         self._joined: dict[object, set[int]] = {}
@@ -88,6 +91,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Commit what is pending, send the last wake-ups and close every connection."""
         await self._presence.close()
+        await self._management.close()
         for log in self._logs.values():
             await log.commits.close()
         await asyncio.to_thread(self._notifier.close)
@@ -97,6 +101,11 @@ class AsyncClient:
     def system(self) -> AsyncSystem:
         """The installation itself."""
         return AsyncSystem(self)
+
+    @property
+    def manager(self) -> AsyncManager:
+        """The manager: who runs it, and what it does."""
+        return AsyncManager(self)
 
     @overload
     def stream(self, name: str) -> AsyncStream[RawPayload]: ...
@@ -135,6 +144,9 @@ class AsyncClient:
             self._notifier.notify(stream)
 
     # What the handles use
+
+    def _managing(self) -> AbstractAsyncContextManager[object]:
+        return self._management.running() if self._runs_manager else nullcontext()
 
     async def _run(self, act: Callable[[], Act[ResultT]]) -> ResultT:
         if not self._checked:

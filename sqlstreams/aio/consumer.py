@@ -424,7 +424,8 @@ class AsyncConsumer(Generic[PayloadT]):
                     group=group,
                     declared=self._declared,
                 )
-                await consumption.run()
+                async with self._client._managing():
+                    await consumption.run()
 
     async def _subject(self) -> tuple[Subject, GroupInfo]:
         info = await self._client._run(lambda: acts.get_stream(self._schema, name=self._stream.name))

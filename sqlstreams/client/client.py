@@ -11,7 +11,9 @@ import psycopg
 from psycopg import errors as pg
 
 from sqlstreams import acts
+from sqlstreams.aio import AsyncClient
 from sqlstreams.client.log import Log
+from sqlstreams.client.manager import Manager
 from sqlstreams.client.stream import Stream
 from sqlstreams.client.system import System
 from sqlstreams.database import Database, address
@@ -45,7 +47,8 @@ class Client:
     transactional `consume()`; a call waits up to `timeout` seconds for one. `lease_ttl` is how long a consuming process
     may be silent before its work is given to others. `listen_url` reaches PostgreSQL directly when `url` goes through a
     pooler. `max_pending` bounds the messages that wait for a shared commit. Without `allow_destroy` nothing can be
-    destroyed.
+    destroyed. While it consumes it also runs the manager, when it is this process's turn; with `manager=False` that is
+    left to others.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Client:
         listen_url: str | None = None,
         max_pending: int = 10_000,
         allow_destroy: bool = False,
+        manager: bool = True,
     ) -> None:
         self._address = address(url, schema=schema, pool_size=pool_size, timeout=timeout)
         check_duration("lease_ttl", lease_ttl, low=timedelta(milliseconds=300), high=timedelta(days=1))
@@ -69,6 +73,7 @@ class Client:
         self._database = Database(self._address)
         self._lease_ttl = lease_ttl
         self._listen_url = listen_url
+        self._runs_manager = manager
         self._notifier = Notifier(self._address)
         self._logs: dict[tuple[str, int], Log] = {}
         self._joined: dict[object, set[int]] = {}
@@ -90,6 +95,11 @@ class Client:
     def system(self) -> System:
         """The installation itself."""
         return System(self)
+
+    @property
+    def manager(self) -> Manager:
+        """The manager: who runs it, and what it does."""
+        return Manager(self)
 
     @overload
     def stream(self, name: str) -> Stream[RawPayload]: ...
@@ -128,6 +138,17 @@ class Client:
             self._notifier.notify(stream)
 
     # What the handles use
+
+    def _asynchronous(self) -> AsyncClient:
+        return AsyncClient(
+            self._address.conninfo,
+            schema=self._address.schema,
+            pool_size=self._address.pool_size,
+            timeout=self._address.timeout,
+            lease_ttl=self._lease_ttl,
+            listen_url=self._listen_url,
+            manager=self._runs_manager,
+        )
 
     def _run(self, act: Callable[[], Act[ResultT]]) -> ResultT:
         if not self._checked:

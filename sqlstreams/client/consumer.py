@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sqlstreams import acts
-from sqlstreams.aio import AsyncClient
 from sqlstreams.consume.lanes import Handler
 from sqlstreams.consume.reading import Upcast
 from sqlstreams.model import (
@@ -384,15 +383,7 @@ class Consumer(Generic[PayloadT]):
         )
 
     async def _consume(self, handler: Handler, **options: Any) -> None:
-        address = self._client._address
-        async with AsyncClient(
-            address.conninfo,
-            schema=address.schema,
-            pool_size=address.pool_size,
-            timeout=address.timeout,
-            lease_ttl=self._client._lease_ttl,
-            listen_url=self._client._listen_url,
-        ) as client:
+        async with self._client._asynchronous() as client:
             consumer = client.stream(self._stream.name, self._stream.payload_type).consumer(self.name)
             consumer.stats, consumer._declared = self.stats, self._declared
             await consumer.consume(handler, **options)

@@ -20,13 +20,13 @@ from sqlstreams.database import Address, AsyncDatabase, execute
 from sqlstreams.errors import DatabaseUnavailable, NotInstalled
 from sqlstreams.migration import library_version
 from sqlstreams.statements import Polled
-from sqlstreams.wake import RETRIES_DUE, Listener
+from sqlstreams.wake import RETRIES_DUE, Hearing, Listener, News
 
 _log = logging.getLogger("sqlstreams.consume")
 
 _POLL_FASTEST: Final = 0.05
-# With the heartbeat, an idle process asks less than one statement a second.
-_POLL_SLOWEST: Final = 1.25
+# With the heartbeat and the manager, an idle process asks less than one statement a second.
+_POLL_SLOWEST: Final = 2.0
 _BEATS_PER_LEASE: Final = 3
 _SHORTEST_ANSWER: Final = 1.0
 _FAREWELL: Final = 5.0
@@ -87,10 +87,10 @@ class Identity(Struct, frozen=True):
 class Presence:
     """Holds one row in consumer_instance while at least one consumption runs."""
 
-    def __init__(self, database: AsyncDatabase, *, lease_ttl: float, listen_conninfo: str | None) -> None:
+    def __init__(self, database: AsyncDatabase, *, lease_ttl: float, hearing: Hearing) -> None:
         self._database = database
         self._ttl = lease_ttl
-        self._listen_conninfo = listen_conninfo
+        self._hearing = hearing
         self._members: list[Member] = []
         self._identity: Identity | None = None
         self._heartbeat: _Heartbeat | None = None
@@ -99,7 +99,11 @@ class Presence:
         self._changing = asyncio.Lock()
         self._poll_now = asyncio.Event()
         self._turns: dict[int, asyncio.Lock] = {}
-        self.listener: Listener | None = None
+
+    @property
+    def listener(self) -> Listener | None:
+        """The listening connection, if there is one."""
+        return self._hearing.listener
 
     @property
     def instance_id(self) -> int:
@@ -157,11 +161,7 @@ class Presence:
         await self._enter_row()
         await self._database.query(statements.delete_forgotten_instances(self._database.schema))
         self._tasks = [asyncio.create_task(self._poll(), name="sqlstreams-poll")]
-        if self._listen_conninfo is not None or not self._database.through_pooler:
-            self.listener = Listener(self._listen_conninfo or self._database.address.conninfo, self._database.schema)
-            self._tasks.append(asyncio.create_task(self.listener.run(self._wake), name="sqlstreams-listen"))
-        else:
-            _log.warning("SQL0102 push wake-ups are off: the connection goes through a pooler; polling instead")
+        self._hearing.join(self._wake)
 
     async def _enter_row(self) -> None:
         token = uuid4()
@@ -189,7 +189,7 @@ class Presence:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.listener = None
+        await self._hearing.leave(self._wake)
         # Without it the leases end by themselves, a lease's time later.
         with suppress(psycopg.Error, DatabaseUnavailable, NotInstalled, TimeoutError):
             async with asyncio.timeout(_FAREWELL):
@@ -197,11 +197,11 @@ class Presence:
                     statements.delete_instance(self._database.schema, instance_id=identity.id, token=identity.token)
                 )
 
-    def _wake(self, stream_id: int | None) -> None:
-        if stream_id == RETRIES_DUE:
+    def _wake(self, news: News) -> None:
+        if news == RETRIES_DUE:
             self.poll_soon()
         for member in self._members:
-            if stream_id is None or member.stream_id == stream_id:
+            if news is None or member.stream_id == news:
                 member.woken()
 
     async def _poll(self) -> None:

@@ -7,6 +7,7 @@ from sqlstreams.statements.dead import *  # noqa: F403  # one namespace, a file 
 from sqlstreams.statements.group import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.instance import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.key import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.manager import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.position import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.produce import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.statement import *  # noqa: F403  # one namespace, a file a noun

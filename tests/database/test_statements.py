@@ -23,7 +23,7 @@ from sqlstreams import Client, statements
 from sqlstreams.options import DeadFilter, GroupOptions, StreamOptions
 from sqlstreams.produce.batch import JsonArray, prepare_adapters
 from sqlstreams.sql import statement_texts
-from sqlstreams.statements import Failures, Family, Statement
+from sqlstreams.statements import DutyReport, Failures, Family, Statement, Term
 from tests.database.databases import database_of_a_module
 from tests.support import Note
 
@@ -79,12 +79,14 @@ ARGUMENTS: dict[str, Any] = {
     "name": "notes",
     "new_name": "letters",
     "older_than": timedelta(days=1),
+    "partitions": 32,
     "patterns": ["eu.%"],
     "payloads": JsonArray([b"{}", b"[]"]),
     "pid": 1,
     "position": 1,
     "ranks": [0],
     "rate": 100.0,
+    "reports": [DutyReport("leases", 1, 2, 0.5, 0.1, 2, None, 60.0, 0, None, None)],
     "reason": "no",
     "resolved": [1, 2],
     "routing_keys": None,
@@ -96,8 +98,10 @@ ARGUMENTS: dict[str, Any] = {
     "settled": 0,
     "start_at": "head",
     "steal": True,
+    "suspended": True,
     "stream_id": 1,
     "stream_ids": [1],
+    "term": Term(1, TOKEN, 1),
     "through": 10,
     "token": TOKEN,
     "tokens": [TOKEN, UUID(int=2)],
@@ -106,7 +110,7 @@ ARGUMENTS: dict[str, Any] = {
     "versions": [2],
     "xact": 3,
 }
-DDL = {"create_schema", "create_migration_log", "drop_family"}
+DDL = {"create_schema", "create_migration_log", "drop_family", "analyze_log"}
 
 
 def _sample(name: str) -> Statement[Any]:

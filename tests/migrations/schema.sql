@@ -216,6 +216,23 @@ CREATE UNIQUE INDEX delivery_log_1_pkey ON sqlstreams.delivery_log_1 USING btree
 
 sequence delivery_log_1_id_seq as bigint start 1 increment 1 cache 1
 
+table duty_status with (fillfactor=50)
+    name text not null  -- the duty
+    suspended boolean not null default false  -- whether the manager leaves it alone for now
+    runs bigint not null default 0  -- how often it ran, failures included
+    done bigint not null default 0  -- how much it did in all that time; each duty counts things of its own
+    last_run_at timestamp with time zone  -- when it last ended, also by a failure
+    last_took interval  -- how long that run took
+    last_done bigint  -- how much that run did
+    running_since timestamp with time zone  -- since when it runs, if the manager last told that it does
+    next_run_at timestamp with time zone  -- when it runs next, unless something comes up before
+    failures integer not null default 0  -- how often it failed since it last succeeded
+    last_error text  -- why it last failed, also when it succeeded since
+    last_failed_at timestamp with time zone  -- when that was
+    constraint duty_status_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
+    constraint duty_status_pkey PRIMARY KEY (name)
+CREATE UNIQUE INDEX duty_status_pkey ON sqlstreams.duty_status USING btree (name)
+
 table exception_queue_1 with (fillfactor=70)
     group_id bigint not null
     message_id bigint not null
@@ -402,6 +419,37 @@ view stream_status
             COALESCE(sum(pg_total_relation_size(i.inhrelid::regclass)), 0::numeric)::bigint AS size
            FROM pg_inherits i
           WHERE i.inhparent = to_regclass(format('%I.%I'::text, 'sqlstreams', 'message_log_'::text || s.id))::oid) p;
+
+table worker_config
+    name text not null  -- the work; manager: schedules and the upkeep of the tables
+    target_instances integer not null default 1  -- how many processes may do it at once; 0: none
+    suspended boolean not null default false  -- whether nobody does it for now
+    term bigint not null default 0  -- how often a process has begun to do it
+    constraint worker_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
+    constraint worker_config_pkey PRIMARY KEY (name)
+    constraint worker_config_target_instances_check CHECK (((target_instances >= 0) AND (target_instances <= 1000)))
+CREATE UNIQUE INDEX worker_config_pkey ON sqlstreams.worker_config USING btree (name)
+
+table worker_instance with (fillfactor=50)
+    id bigint not null generated always as identity  -- its id
+    worker text not null  -- the work
+    term bigint not null  -- rises with each process that begins
+    token uuid not null  -- by which the process knows its row
+    hostname text not null  -- where it runs
+    pid integer not null  -- the process
+    library text not null  -- its version of sqlstreams
+    started_at timestamp with time zone not null default clock_timestamp()  -- since when it does the work
+    renewed_at timestamp with time zone not null default clock_timestamp()  -- when it last said that it still does
+    expires_at timestamp with time zone not null  -- when another may begin, unless it is renewed before
+    constraint worker_instance_pkey PRIMARY KEY (id)
+    constraint worker_instance_token_key UNIQUE (token)
+    constraint worker_instance_worker_fkey FOREIGN KEY (worker) REFERENCES sqlstreams.worker_config(name) ON DELETE CASCADE
+    constraint worker_instance_worker_term_key UNIQUE (worker, term)
+CREATE UNIQUE INDEX worker_instance_pkey ON sqlstreams.worker_instance USING btree (id)
+CREATE UNIQUE INDEX worker_instance_token_key ON sqlstreams.worker_instance USING btree (token)
+CREATE UNIQUE INDEX worker_instance_worker_term_key ON sqlstreams.worker_instance USING btree (worker, term)
+
+sequence worker_instance_id_seq as bigint start 1 increment 1 cache 1
 
 CREATE OR REPLACE FUNCTION sqlstreams.check_message(payload json, message_key text, routing_key text, headers json, max_payload integer)
  RETURNS void
@@ -639,6 +687,38 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION sqlstreams.report_duties(reports json)
+ RETURNS void
+ LANGUAGE sql
+AS $function$
+    insert into "sqlstreams".duty_status as d (
+        name, runs, done, last_run_at, last_took, last_done, running_since, next_run_at, failures, last_error,
+        last_failed_at)
+    select r.name, r.runs, r.done, clock_timestamp() - make_interval(secs => r.ran_ago),
+           make_interval(secs => r.took), r.last_done, clock_timestamp() - make_interval(secs => r.running_for),
+           clock_timestamp() + make_interval(secs => r.next_in), r.failures, r.error,
+           clock_timestamp() - make_interval(secs => r.failed_ago)
+      from json_to_recordset(reports) as r (
+           name text, runs bigint, done bigint, ran_ago double precision, took double precision, last_done bigint,
+           running_for double precision, next_in double precision, failures integer, error text,
+           failed_ago double precision)
+     order by r.name
+    on conflict (name) do update
+       set runs = d.runs + excluded.runs,
+           done = d.done + excluded.done,
+           last_run_at = greatest(d.last_run_at, excluded.last_run_at),
+           last_took = case when d.last_run_at > excluded.last_run_at then d.last_took
+                            else coalesce(excluded.last_took, d.last_took) end,
+           last_done = case when d.last_run_at > excluded.last_run_at then d.last_done
+                            else coalesce(excluded.last_done, d.last_done) end,
+           running_since = excluded.running_since,
+           next_run_at = excluded.next_run_at,
+           failures = case when d.last_run_at > excluded.last_run_at or excluded.last_run_at is null then d.failures
+                           else excluded.failures end,
+           last_error = coalesce(excluded.last_error, d.last_error),
+           last_failed_at = greatest(d.last_failed_at, excluded.last_failed_at)
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.require_lease(held boolean)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -675,5 +755,49 @@ begin
           using "sqlstreams".last_id_before(of_stream, clock_timestamp() - held_for - interval '1 minute'), place;
     end if;
     return coalesce(missing - 1, place);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.take_or_renew(of_worker text, of_token uuid, of_hostname text, of_pid integer, of_library text, ttl double precision, OUT id bigint, OUT term bigint, OUT retry_in double precision)
+ RETURNS record
+ LANGUAGE plpgsql
+AS $function$
+declare
+    places integer;
+begin
+    select case when c.suspended then 0 else c.target_instances end into places
+      from "sqlstreams".worker_config c where c.name = of_worker;
+    -- Where places became fewer, those that came first stay.
+    update "sqlstreams".worker_instance i
+       set renewed_at = clock_timestamp(),
+           expires_at = clock_timestamp() + make_interval(secs => ttl)
+     where i.token = of_token
+       and i.worker = of_worker
+       and (select count(*) from "sqlstreams".worker_instance o where o.worker = of_worker and o.term < i.term) < places
+    returning i.id, i.term into id, term;
+    if found then
+        -- A renewal that a crash of the server takes along only makes the lease end sooner.
+        perform pg_catalog.set_config('synchronous_commit', 'off', true);
+        return;
+    end if;
+    delete from "sqlstreams".worker_instance i where i.token = of_token;
+    if (select count(*) from "sqlstreams".worker_instance i
+         where i.worker = of_worker and i.expires_at > clock_timestamp()) < places then
+        select case when c.suspended then 0 else c.target_instances end into places
+          from "sqlstreams".worker_config c where c.name = of_worker for no key update;
+        delete from "sqlstreams".worker_instance i where i.worker = of_worker and i.expires_at <= clock_timestamp();
+        -- Rows, not leases: one that is renewed right now, a little late, is kept by the statement before.
+        if (select count(*) from "sqlstreams".worker_instance i where i.worker = of_worker) < places then
+            update "sqlstreams".worker_config c set term = c.term + 1 where c.name = of_worker returning c.term into term;
+            insert into "sqlstreams".worker_instance as i (worker, term, token, hostname, pid, library, expires_at)
+            values (of_worker, take_or_renew.term, of_token, of_hostname, of_pid, of_library,
+                    clock_timestamp() + make_interval(secs => ttl))
+            returning i.id into id;
+            return;
+        end if;
+    end if;
+    select extract(epoch from min(i.expires_at) - clock_timestamp()) into retry_in
+      from "sqlstreams".worker_instance i
+     where i.worker = of_worker and places > 0;
 end
 $function$

@@ -15,7 +15,7 @@ from sqlstreams import AsyncClient, AsyncConsumer
 from sqlstreams.consume import presence
 from tests.support import Note, consuming, eventually
 
-POLL = 1.25  # seconds between two polls of an idle process
+POLL = 2.0  # seconds between two polls of an idle process
 
 
 class Arrivals:

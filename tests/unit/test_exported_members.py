@@ -16,6 +16,7 @@ PAIRS = [
     (sqlstreams.Stream, sqlstreams.AsyncStream),
     (sqlstreams.Producer, sqlstreams.AsyncProducer),
     (sqlstreams.Consumer, sqlstreams.AsyncConsumer),
+    (sqlstreams.Manager, sqlstreams.AsyncManager),
 ]
 pairs = pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS, ids=[each.__name__ for each, _ in PAIRS])
 OPENING = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
@@ -87,7 +88,7 @@ def test_both_faces_take_the_same_arguments(blocking: type[Any], asynchronous: t
 def test_what_waits_on_one_face_is_awaited_on_the_other(blocking: type[Any], asynchronous: type[Any]) -> None:
     for name, offered in _public(blocking).items():
         other = _public(asynchronous)[name]
-        returns_handle = name in {"__init__", "stream", "producer", "consumer", "system", "transaction"}
+        returns_handle = name in {"__init__", "stream", "producer", "consumer", "system", "manager", "transaction"}
         awaited = inspect.iscoroutinefunction(other) or inspect.isasyncgenfunction(other)
         assert awaited != returns_handle, name
         assert not inspect.iscoroutinefunction(offered), name
@@ -96,5 +97,5 @@ def test_what_waits_on_one_face_is_awaited_on_the_other(blocking: type[Any], asy
 @pairs
 def test_both_faces_say_the_same_about_themselves(blocking: type[Any], asynchronous: type[Any]) -> None:
     for name, offered in _public(blocking).items():
-        if name not in {"__init__", "close", "consume", "produce"}:
+        if name not in {"__init__", "close", "consume", "produce", "run"}:
             assert offered.__doc__ == _public(asynchronous)[name].__doc__, name

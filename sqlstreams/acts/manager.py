@@ -1,0 +1,36 @@
+"""What is asked of the database about the manager."""
+
+from __future__ import annotations
+
+from sqlstreams import statements
+from sqlstreams.errors import InvalidInput
+from sqlstreams.model import ManagerStatus
+from sqlstreams.statements import Act, Term, ask
+
+
+def list_manager(schema: str) -> Act[ManagerStatus]:
+    """Read who runs the manager, and what it does."""
+    decided = (yield from ask(statements.get_manager(schema)))[0]
+    instances = yield from ask(statements.list_manager_instances(schema))
+    duties = yield from ask(statements.list_duties(schema))
+    return ManagerStatus(
+        target_instances=decided.target_instances,
+        suspended=decided.suspended,
+        term=decided.term,
+        instances=tuple(instances),
+        duties=tuple(duties),
+    )
+
+
+def suspend_manager(schema: str, *, duty: str | None, suspended: bool, channel: str) -> Act[None]:
+    """Stop or resume the manager, or one of its duties."""
+    if duty is None:
+        yield from ask(statements.set_manager_suspended(schema, suspended=suspended, channel=channel))
+    elif not (yield from ask(statements.set_duty_suspended(schema, name=duty, suspended=suspended, channel=channel))):
+        known = ", ".join(each.name for each in (yield from ask(statements.list_duties(schema))))
+        raise InvalidInput("duty", f"must be one of {known}, got {duty!r}")
+
+
+def prove_term(schema: str, term: Term) -> Act[bool]:
+    """Say whether the manager's lease is still held for this term, for a transaction that must not outlive it."""
+    return (yield from ask(statements.prove_term(schema, term=term)))[0].holds

@@ -1,0 +1,168 @@
+"""Every process that consumes may run the manager, and one that only runs it may, too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+
+from sqlstreams import AsyncClient, AsyncConsumer, NotInstalled
+from tests.chaos.processes import Process
+from tests.manager.conftest import Start
+from tests.manager.support import execute, holders
+from tests.support import Note, consuming, eventually
+
+
+@pytest.fixture
+async def group(client: AsyncClient) -> AsyncConsumer[Note]:
+    stream = await client.stream("notes", Note).register()
+    return await stream.consumer("g").register()
+
+
+async def _handle(note: Note) -> None:
+    """Succeed."""
+
+
+async def _sessions(url: str, pattern: str) -> int:
+    ((count,),) = await execute(
+        url,
+        "select count(*)::int from pg_stat_activity"
+        f" where datname = current_database() and pid <> pg_backend_pid() and query like '{pattern}'",
+    )
+    return int(count)
+
+
+async def test_consumptions_of_a_client_run_one_manager_and_listen_once(
+    client: AsyncClient, group: AsyncConsumer[Note], database_url: str
+) -> None:
+    other = await client.stream("notes", Note).consumer("h").register()
+    async with consuming(group, _handle):
+        await eventually(lambda: _holds(client, [1]))
+        async with consuming(other, _handle):
+            await eventually(lambda: other.stats.claims > 0)
+            assert await _sessions(database_url, "listen %") == 1
+        assert await holders(client) == [1]
+        (instance,) = (await client.manager.list()).instances
+        assert (instance.pid, instance.expires_at > instance.renewed_at) == (os.getpid(), True)
+    assert await holders(client) == []
+    async with consuming(group, _handle):
+        await eventually(lambda: _holds(client, [2]))
+
+
+async def _holds(client: AsyncClient, terms: list[int]) -> bool:
+    return await holders(client) == terms
+
+
+async def test_a_client_may_leave_the_manager_to_others(
+    client: AsyncClient, group: AsyncConsumer[Note], database_url: str
+) -> None:
+    async with AsyncClient(database_url, manager=False) as modest:
+        consumer = modest.stream("notes", Note).consumer("g")
+        async with consuming(consumer, _handle):
+            await eventually(lambda: consumer.stats.claims > 0)
+            assert (await modest.manager.list()).term == 0
+            running = asyncio.create_task(modest.manager.run(signals=False))  # as asked
+            await eventually(lambda: _holds(client, [1]))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert await holders(client) == []
+
+
+async def test_every_duty_of_the_manager_has_run_when_it_ends(client: AsyncClient) -> None:
+    running = asyncio.create_task(client.manager.run(signals=False))
+    await eventually(lambda: _holds(client, [1]))
+    await eventually(lambda: _all_ran(client) if _poke(client) else False)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    duties = (await client.manager.list()).duties
+    assert {duty.name for duty in duties} >= {"leases", "partitions", "statistics"}
+    assert all(duty.failures == 0 and duty.last_run_at is not None for duty in duties)
+
+
+def _poke(client: AsyncClient) -> bool:
+    """Have it report without waiting for the next renewal."""
+    client._management._hearing._wake("manager")
+    return True
+
+
+async def _all_ran(client: AsyncClient) -> bool:
+    return all(duty.runs for duty in (await client.manager.list()).duties)
+
+
+async def test_without_an_installation_there_is_nothing_to_run(empty_database_url: str) -> None:
+    async with AsyncClient(empty_database_url) as client:
+        with pytest.raises(NotInstalled):
+            await client.manager.run(signals=False)
+
+
+async def test_thirty_clients_that_start_together_make_one_manager(client: AsyncClient, database_url: str) -> None:
+    clients = [AsyncClient(database_url, pool_size=1, lease_ttl=timedelta(seconds=5)) for _ in range(30)]
+    for each in clients:
+        await each.__aenter__()
+    tasks = [asyncio.create_task(each.manager.run(signals=False)) for each in clients]
+    try:
+        await eventually(lambda: _sessions_listen(database_url, 30))
+        assert await holders(client) == [1]
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in clients))
+    assert await holders(client) == []
+
+
+async def _sessions_listen(url: str, count: int) -> bool:
+    return await _sessions(url, "listen %") == count
+
+
+# Whole processes
+
+
+async def _holder(client: AsyncClient, processes: list[Process]) -> Process:
+    found: list[Process] = []
+
+    async def is_found() -> bool:
+        pids = [each.pid for each in (await client.manager.list()).instances if not each.expired]
+        found[:] = [process for process in processes if process.pid in pids]
+        return bool(found)
+
+    await eventually(is_found)
+    assert len(found) == 1
+    return found[0]
+
+
+async def test_the_manager_of_a_killed_process_is_taken_over_within_the_lease(
+    client: AsyncClient, group: AsyncConsumer[Note], start: Start
+) -> None:
+    processes = [start(lease=1.0), start(lease=1.0)]
+    first = await _holder(client, processes)
+    (second,) = [process for process in processes if process is not first]
+    await eventually(lambda: bool(second.lines("connecting")))
+    first.send(signal.SIGKILL)
+    assert await _holder(client, [second]) is second
+    (instance,) = (await client.manager.list()).instances
+    assert instance.term == 2
+
+
+async def test_a_frozen_holder_finds_its_lease_gone_when_it_wakes(
+    client: AsyncClient, group: AsyncConsumer[Note], start: Start
+) -> None:
+    processes = [start(lease=1.0), start(lease=1.0)]
+    frozen = await _holder(client, processes)
+    (other,) = [process for process in processes if process is not frozen]
+    frozen.send(signal.SIGSTOP)
+    await _holder(client, [other])
+    frozen.send(signal.SIGCONT)
+    await eventually(lambda: frozen.logged("SQL0111"))
+    assert await _holder(client, processes) is other
+    other.send(signal.SIGTERM)
+    await eventually(lambda: not other.runs)
+    assert await _holder(client, processes) is frozen
+    frozen.send(signal.SIGTERM)
+    await eventually(lambda: not frozen.runs)
+    assert (await client.manager.list()).instances == ()
+    assert all(duty.failures == 0 for duty in (await client.manager.list()).duties)
