@@ -10,7 +10,13 @@ from sqlstreams_cli import render
 from sqlstreams_cli.commands import command, noun
 from sqlstreams_cli.connect import Session, talk
 from sqlstreams_cli.guard import confirm, confirm_destroying
-from sqlstreams_cli.values import describe_time, parse_duration, parse_position
+from sqlstreams_cli.values import (
+    describe_time,
+    parse_count_bounds,
+    parse_duration,
+    parse_duration_bounds,
+    parse_position,
+)
 
 if TYPE_CHECKING:
     from sqlstreams import BindingDeclaration, Client, Consumer, RawPayload, Rewind, Skip
@@ -82,6 +88,15 @@ def register(
     timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="How long one delivery may take. Else without end.")
     ] = None,
+    limit_timeout: Annotated[
+        str | None, typer.Option(metavar="LOW..HIGH", help="Bounds of the timeout that messages ask for, as 1s..5m.")
+    ] = None,
+    limit_max_retries: Annotated[
+        str | None, typer.Option(metavar="LOW..HIGH", help="Bounds of their max-retries, as ..20.")
+    ] = None,
+    limit_max_delays: Annotated[
+        str | None, typer.Option(metavar="LOW..HIGH", help="Bounds of their max-delays, as ..100.")
+    ] = None,
     delivery_log: Annotated[
         str, typer.Option(metavar="MODE", help="What the history keeps: failures, or off.")
     ] = "failures",
@@ -107,9 +122,17 @@ def register(
     """
     position = parse_position(start, option="--start")
     base, cap = parse_duration(retry_base, option="--retry-base"), parse_duration(retry_cap, option="--retry-cap")
+    from sqlstreams import DeliveryLimits
+
+    limits = DeliveryLimits(
+        timeout=parse_duration_bounds(limit_timeout, option="--limit-timeout"),
+        max_retries=parse_count_bounds(limit_max_retries, option="--limit-max-retries"),
+        max_delays=parse_count_bounds(limit_max_delays, option="--limit-max-delays"),
+    )
     with session.client() as client:
         consumer = client.stream(stream).consumer(group)
         consumer.register(
+            limits=limits,
             start=position,  # type: ignore[arg-type]  # parse_position returns no other text
             max_retries=max_retries,
             retry_base=base,

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -75,13 +75,13 @@ class Summary(Struct):
 class Feed:
     """One run of `stream produce`."""
 
-    def __init__(self, stream: Stream[RawPayload], keys: Keys) -> None:
+    def __init__(self, stream: Stream[RawPayload], keys: Keys, delivery: Mapping[str, Any]) -> None:
         info = stream.get()
         if info is None:
             raise NotFound("stream", stream.name)
         self.summary = Summary()
         self.uncertain: list[Line] = []
-        self._producer = stream.producer()
+        self._producer = stream.producer(**delivery)
         self._max_payload = info.max_payload
         self._keys = keys
         self._busy = self._asked_to_stop = False

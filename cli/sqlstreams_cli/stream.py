@@ -14,7 +14,7 @@ from sqlstreams_cli import render
 from sqlstreams_cli.commands import command, noun
 from sqlstreams_cli.connect import Session, talk
 from sqlstreams_cli.guard import confirm_destroying
-from sqlstreams_cli.values import parse_duration, parse_position
+from sqlstreams_cli.values import parse_duration, parse_optional_duration, parse_position
 
 if TYPE_CHECKING:
     from sqlstreams import Client, RawPayload, StoredMessage, Stream
@@ -127,6 +127,15 @@ def produce(
     routing_key_field: Annotated[
         str | None, typer.Option(metavar="FIELD", help="The field whose value is the routing key.")
     ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="MODE", help="What messages of one key may do. Else as the groups say.")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a delivery may take.")] = None,
+    max_retries: Annotated[int | None, typer.Option(metavar="N", help="Deliveries after the first.")] = None,
+    max_delays: Annotated[int | None, typer.Option(metavar="N", help="How often a handler may delay it.")] = None,
+    retry_base: Annotated[str | None, typer.Option(metavar="DURATION", help="The pause after a failure.")] = None,
+    retry_exponent: Annotated[float | None, typer.Option(metavar="X", help="By how much pauses grow.")] = None,
+    retry_cap: Annotated[str | None, typer.Option(metavar="DURATION", help="The longest pause.")] = None,
     batch: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Most messages in a transaction.")] = 1_000,
     skip: Annotated[int, typer.Option(metavar="N", min=0, help="Leave out the first N lines.")] = 0,
 ) -> None:
@@ -144,8 +153,17 @@ def produce(
     if payload is not None and (file is not None or skip):
         raise typer.BadParameter("goes without --file and --skip", param_hint="--payload")
     keys = Keys.checked(key=key, key_field=key_field, routing_key=routing_key, routing_key_field=routing_key_field)
+    delivery = {
+        "concurrency": concurrency,
+        "timeout": parse_optional_duration(timeout, option="--timeout"),
+        "max_retries": max_retries,
+        "max_delays": max_delays,
+        "retry_base": parse_optional_duration(retry_base, option="--retry-base"),
+        "retry_exponent": retry_exponent,
+        "retry_cap": parse_optional_duration(retry_cap, option="--retry-cap"),
+    }
     with session.client() as client:
-        feed = Feed(client.stream(name), keys)
+        feed = Feed(client.stream(name), keys, delivery)
         if payload is not None:
             feed.produce_one(payload.encode("utf-8", "surrogateescape"))
         else:

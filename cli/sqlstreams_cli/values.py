@@ -24,6 +24,40 @@ def parse_duration(text: str, *, option: str) -> timedelta:
         raise typer.BadParameter(f"is longer than any duration, got {text!r}", param_hint=option) from None
 
 
+def parse_optional_duration(text: str | None, *, option: str) -> timedelta | None:
+    """Read a duration, if there is one."""
+    return None if text is None else parse_duration(text, option=option)
+
+
+def parse_duration_bounds(text: str | None, *, option: str) -> tuple[timedelta | None, timedelta | None]:
+    """Read the least and the most of a duration, such as 1s..5m or ..5m."""
+    low, high = _parse_bounds(text, option=option)
+    return parse_optional_duration(low, option=option), parse_optional_duration(high, option=option)
+
+
+def parse_count_bounds(text: str | None, *, option: str) -> tuple[int | None, int | None]:
+    """Read the least and the most of a count, such as 0..20 or 3.. without a most."""
+    low, high = _parse_bounds(text, option=option)
+    return _parse_count(low, option=option), _parse_count(high, option=option)
+
+
+def _parse_bounds(text: str | None, *, option: str) -> tuple[str | None, str | None]:
+    low, dots, high = (".." if text is None else text).partition("..")
+    if not dots:
+        raise typer.BadParameter(
+            f"must be the least and the most, such as 1..5, 1.. or ..5, got {text!r}", param_hint=option
+        )
+    return low or None, high or None
+
+
+def _parse_count(text: str | None, *, option: str) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise typer.BadParameter(f"must bound a whole number, got {text!r}", param_hint=option)
+    return int(text)
+
+
 def parse_position(text: str, *, option: str) -> str | int | datetime:
     """Read a position in a stream: beginning, head, an id, or a time with its zone."""
     if text in ("beginning", "head"):

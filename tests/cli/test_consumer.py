@@ -6,13 +6,14 @@ import io
 import os
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from sqlstreams import Client, RawPayload
+from sqlstreams import Client, DeliveryLimits, RawPayload
 from sqlstreams_cli.failing import Failed
 from sqlstreams_cli.handler import payload_type
 from tests.cli.command import Ended, Process, finish
@@ -23,6 +24,7 @@ Start = Callable[..., Process]
 
 HANDLERS = """
 import os, time
+from datetime import timedelta
 from pathlib import Path
 
 def keep(payload: dict):
@@ -297,3 +299,32 @@ def test_bindings_are_declared_and_tried(run: Run, notes: str, database_url: str
     assert "2 of the last 4 messages match: eu.*" in tried.err
     assert run("consumer", "bindings", "absent", "--stream", notes).code == 1
     assert run("consumer", "get", *options, "--json").json()["bindings"] == ["ap.*", "us.*"]
+
+
+def test_limits_of_what_messages_ask_for_can_be_declared(run: Run, database_url: str) -> None:
+    with Client(database_url) as client:
+        client.stream("orders").register()
+    limits = ("--limit-timeout", "1s..5m", "--limit-max-retries", "..20", "--limit-max-delays", "3..")
+    registered = run("consumer", "register", "g", "--stream", "orders", *limits, "--binding", "eu.*", "--json")
+    assert registered.code == 0
+    with Client(database_url) as client:
+        info = client.stream("orders").consumer("g").get()
+    assert info is not None
+    assert info.limits == DeliveryLimits(
+        timeout=(timedelta(seconds=1), timedelta(minutes=5)), max_retries=(None, 20), max_delays=(3, None)
+    )
+    assert registered.json()["binding_outcome"] == "installed"
+    assert (registered.json()["held_by"], registered.json()["waiting"]) == ([], [])
+    for wrong in ("5", "x..y", "-1.."):
+        assert run("consumer", "register", "g", "--stream", "orders", "--limit-max-retries", wrong).code == 2
+
+
+def test_messages_are_produced_with_options_for_their_deliveries(run: Run, database_url: str) -> None:
+    with Client(database_url) as client:
+        client.stream("orders").register().consumer("g").register()
+    options = ("--concurrency", "ordered", "--timeout", "90s", "--max-retries", "3", "--retry-base", "2s")
+    assert run("stream", "produce", "orders", "--payload", "{}", "--key", "k", *options).code == 0
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute("select options from sqlstreams.message_log_1").fetchone()
+    assert row == ({"concurrency": "ordered", "timeout": "PT90S", "max_retries": 3, "retry_base": "PT2S"},)
+    assert run("stream", "produce", "orders", "--payload", "{}", "--max-retries", "-1").code in (1, 2)

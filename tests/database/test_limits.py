@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from psycopg.types.json import Json
 
 from sqlstreams import AsyncClient, AsyncStream, Client, InvalidInput, Message, NotFound, RawPayload, Stream
+from sqlstreams.codec import ASKS_NOTHING, decode_delivery
+from sqlstreams.consume.ranges import asks_for_keys
 from tests.database.databases import database_of_a_module
 from tests.support import Note
 
@@ -263,6 +265,20 @@ def _produce(url: str, arguments: Mapping[str, Any]) -> int:
         ({"payload": '{"a": "\\ud800"}'}, "payload"),
         ({"payload": '{"a": "%s"}' % ("x" * 1_048_576)}, "payload"),
         ({"payload": '{"a": "\\\\u0000", "b": 1e400000}'}, "payload"),
+        ({"payload": '{"a": [1e400]}'}, "payload"),
+        ({"payload": '{"a": -17976931348623159E+292}'}, "payload"),
+        ({"payload": "1" * 310 + ".5"}, "payload"),
+        ({"payload": "1e999999"}, "payload"),
+        ({"concurrency": "wild", "message_key": "k"}, "concurrency"),
+        ({"concurrency": "ordered"}, "concurrency"),
+        ({"timeout": timedelta(0)}, "timeout"),
+        ({"timeout": timedelta(days=4000)}, "timeout"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_delays": 1_000_001}, "max_delays"),
+        ({"retry_base": timedelta(-1)}, "retry_base"),
+        ({"retry_exponent": 0.5}, "retry_exponent"),
+        ({"retry_exponent": float("nan")}, "retry_exponent"),
+        ({"retry_cap": timedelta(days=4000)}, "retry_cap"),
         ({"message_key": ""}, "message_key"),
         ({"message_key": "k" * 513}, "message_key"),
         ({"message_key": "🔑" * 129}, "message_key"),
@@ -292,15 +308,44 @@ def test_sql_says_when_there_is_no_such_stream(limits_url: str, name: str | None
     assert refused.value.sqlstate == "SS012"
 
 
+def test_sql_stores_the_options_of_a_delivery_as_the_clients_do(database_url: str) -> None:
+    options: dict[str, Any] = {
+        "headers": {"trace": "1"},
+        "concurrency": "ordered",
+        "timeout": timedelta(milliseconds=1_500),
+        "max_retries": 3,
+        "max_delays": 4,
+        "retry_base": timedelta(seconds=2),
+        "retry_exponent": 1.5,
+        "retry_cap": timedelta(days=2),
+    }
+    with Client(database_url) as client:
+        client.stream("limits", RawPayload).register()
+        client.stream("limits", RawPayload).producer().produce(RawPayload(b"1"), key="k", **options)
+    in_sql = options | {"headers": '{"trace": "1"}', "message_key": "k"}
+    _produce(database_url, {"stream": "limits", "payload": "1"} | in_sql)
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute("select options::text from sqlstreams.message_log_1 order by id").fetchall()
+    by_client, by_sql = (text.encode() for (text,) in rows)
+    assert decode_delivery(by_sql) == decode_delivery(by_client) != ASKS_NOTHING
+    assert asks_for_keys((0, 0, 0, 0, by_sql))
+
+
 def test_sql_takes_what_the_clients_take(database_url: str) -> None:
-    payloads = ['{"a": "\\\\u0000"}', '{"a": "\\ud83d\\udd11"}', "[]", '{"a": "%s"}' % ("x" * 1_048_565)]
+    payloads = [
+        '{"a": "1e400", "b": 1e99, "c": 0e400}',
+        '{"a": "\\\\u0000"}',
+        '{"a": "\\ud83d\\udd11"}',
+        "[]",
+        '{"a": "%s"}' % ("x" * 1_048_565),
+    ]
     with Client(database_url) as client:
         stream = client.stream("limits", RawPayload).register()
         for payload in payloads:
             _produce(database_url, {"stream": "limits", "payload": payload, "message_key": "🔑" * 128})
         _produce(database_url, {"stream": "limits", "payload": Json({}), "headers": '{"a": "b"}'})
         assert [message.payload.decode() for message in stream.read()] == [*payloads, "{}"]
-        assert stream.read(4)[0].headers == {"a": "b"}
+        assert stream.read(5)[0].headers == {"a": "b"}
 
 
 def test_an_absent_stream_is_not_found_whatever_is_asked(limits_url: str) -> None:

@@ -451,6 +451,48 @@ CREATE UNIQUE INDEX worker_instance_worker_term_key ON sqlstreams.worker_instanc
 
 sequence worker_instance_id_seq as bigint start 1 increment 1 cache 1
 
+CREATE OR REPLACE FUNCTION sqlstreams.check_delivery(message_key text, concurrency text, timeout interval, max_retries integer, max_delays integer, retry_base interval, retry_exponent double precision, retry_cap interval)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+declare
+    longest constant interval := interval '3650 days';
+    field   text;
+    problem text;
+begin
+    if concurrency not in ('parallel', 'exclusive', 'ordered') then
+        field := 'concurrency';
+        problem := pg_catalog.format('must be one of parallel, exclusive, ordered, got %L', concurrency);
+    elsif concurrency <> 'parallel' and message_key is null then
+        field := 'concurrency';
+        problem := pg_catalog.format('of %L needs a key', concurrency);
+    elsif timeout not between interval '1 millisecond' and longest then
+        field := 'timeout';
+        problem := pg_catalog.format('must be between 1 ms and %s, got %s', longest, timeout);
+    elsif max_retries not between 0 and 1000000 then
+        field := 'max_retries';
+        problem := pg_catalog.format('must be between 0 and 1000000, got %s', max_retries);
+    elsif max_delays not between 0 and 1000000 then
+        field := 'max_delays';
+        problem := pg_catalog.format('must be between 0 and 1000000, got %s', max_delays);
+    elsif retry_base not between interval '0' and longest then
+        field := 'retry_base';
+        problem := pg_catalog.format('must be between 0 and %s, got %s', longest, retry_base);
+    elsif retry_exponent not between 1 and 10 then  -- NaN is above all numbers
+        field := 'retry_exponent';
+        problem := pg_catalog.format('must be between 1 and 10, got %s', retry_exponent);
+    elsif retry_cap not between interval '0' and longest then
+        field := 'retry_cap';
+        problem := pg_catalog.format('must be between 0 and %s, got %s', longest, retry_cap);
+    end if;
+    if field is not null then
+        raise exception '% %', field, problem
+            using errcode = 'SS010', column = field, hint = 'sqlstreams explain SQL0010';
+    end if;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.check_message(payload json, message_key text, routing_key text, headers json, max_payload integer)
  RETURNS void
  LANGUAGE plpgsql
@@ -470,6 +512,9 @@ begin
     elsif payload::text ~* '\\u(0000|d[89a-f])' and not "sqlstreams".is_text(payload) then
         field := 'payload';
         problem := 'must not contain the character NUL or a lone surrogate';
+    elsif payload::text ~* '[0-9]e\+?[0-9]{2}|[0-9]{200}[0-9]{109}\.' and not "sqlstreams".has_numbers(payload) then
+        field := 'payload';
+        problem := 'must not contain a number beyond what a double holds';
     elsif pg_catalog.octet_length(message_key) not between 1 and 512 then
         field := 'message_key';
         problem := pg_catalog.format('must have 1 to 512 bytes, got %s', pg_catalog.octet_length(message_key));
@@ -573,6 +618,20 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION sqlstreams.has_numbers(payload json)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+begin
+    return not exists (
+        select from pg_catalog.jsonb_path_query(payload::jsonb, 'strict $.** ? (@.type() == "number")') n
+         where pg_catalog.abs((n #>> array[]::text[])::numeric) > 1.7976931348623157e308);
+exception when numeric_value_out_of_range then
+    return false;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.is_text(payload json)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -644,7 +703,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.produce(stream text, payload json, message_key text DEFAULT NULL::text, routing_key text DEFAULT NULL::text, headers json DEFAULT NULL::json, compaction_rank bigint DEFAULT NULL::bigint)
+CREATE OR REPLACE FUNCTION sqlstreams.produce(stream text, payload json, message_key text DEFAULT NULL::text, routing_key text DEFAULT NULL::text, headers json DEFAULT NULL::json, compaction_rank bigint DEFAULT NULL::bigint, concurrency text DEFAULT NULL::text, timeout interval DEFAULT NULL::interval, max_retries integer DEFAULT NULL::integer, max_delays integer DEFAULT NULL::integer, retry_base interval DEFAULT NULL::interval, retry_exponent double precision DEFAULT NULL::double precision, retry_cap interval DEFAULT NULL::interval)
  RETURNS bigint
  LANGUAGE plpgsql
 AS $function$
@@ -653,6 +712,7 @@ declare
     log        text;
     last_id    bigint;
     message_id bigint;
+    options    json;
 begin
     select c.id, c.max_payload into config from "sqlstreams".stream_config c where c.name = produce.stream;
     if not found then
@@ -660,6 +720,21 @@ begin
             using errcode = 'SS012', hint = 'sqlstreams explain SQL0012';
     end if;
     perform "sqlstreams".check_message(payload, message_key, routing_key, headers, config.max_payload);
+    perform "sqlstreams".check_delivery(
+        message_key, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap);
+    -- What the library writes of a message, without blanks: it looks for the word before it reads.
+    options := pg_catalog.json_strip_nulls(pg_catalog.json_build_object(
+        'headers', headers,
+        'concurrency', concurrency,
+        'timeout', 'PT' || extract(epoch from timeout) || 'S',
+        'max_retries', max_retries,
+        'max_delays', max_delays,
+        'retry_base', 'PT' || extract(epoch from retry_base) || 'S',
+        'retry_exponent', retry_exponent,
+        'retry_cap', 'PT' || extract(epoch from retry_cap) || 'S'));
+    if concurrency in ('exclusive', 'ordered') then
+        update "sqlstreams".stream_config c set keyed = true where c.id = config.id and not c.keyed;
+    end if;
     if compaction_rank is not null and message_key is null then
         raise exception 'compaction_rank needs a message_key'
             using errcode = 'SS010', column = 'compaction_rank', hint = 'sqlstreams explain SQL0010';
@@ -673,8 +748,8 @@ begin
         'insert into %s (payload, message_key, routing_key, options, compaction_rank) values ($1, $2, $3, $4, $5)'
         ' returning id', log)
        into message_id
-      using payload, message_key, routing_key,
-            case when headers is not null then pg_catalog.json_build_object('headers', headers) end, compaction_rank;
+      using payload, message_key, routing_key, case when pg_catalog.length(options::text) > 2 then options end,
+            compaction_rank;
     if compaction_rank is not null then
         execute pg_catalog.format(
             'insert into %I.%I as h (message_key, schema_version, rank, id) values ($1, 1, $2, $3)'
