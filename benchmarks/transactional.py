@@ -56,11 +56,13 @@ def measure(report: Report, given: Arguments, where: Place) -> None:
         "bare loop: SELECT, then INSERT and commit": lambda: count / in_process(_bare, where.url, log, count),
         "consume, the handler commits its INSERT": lambda: count / in_process(_consume_plain, where.url, count),
         "consume, transactional": lambda: count / in_process(_consume_transactional, where.url, count),
+        "consume, transactional, batches of 20": lambda: count / in_process(_consume_batches, where.url, count),
     }
-    bare, plain, transactional = (found := rounds(where, contenders, count=given.rounds)).values()
+    bare, plain, transactional, batched = (found := rounds(where, contenders, count=given.rounds)).values()
     for name, samples in found.items():
         report.figure(name, samples, "messages/s")
     report.figure("transactional ÷ bare loop", ratios(transactional, bare), "×")
+    report.figure("in batches ÷ bare loop", ratios(batched, bare), "×")
     report.figure("transactional ÷ the handler commits", ratios(transactional, plain), "×")
 
 
@@ -131,22 +133,32 @@ def _consume_transactional(url: str, count: int) -> float:
     return asyncio.run(_consume(url, handle, count, transactional=True))
 
 
-async def _consume(url: str, handle: Callable[..., Any], count: int, *, transactional: bool) -> float:
+def _consume_batches(url: str, count: int) -> float:
+    async def handle(batch: list[Order], connection: psycopg.AsyncConnection[Any]) -> None:
+        async with connection.cursor() as cursor:
+            await cursor.executemany(_INSERT, [(order.number, order.customer) for order in batch])
+
+    return asyncio.run(_consume(url, handle, count, transactional=True, batch=20))
+
+
+async def _consume(
+    url: str, handle: Callable[..., Any], count: int, *, transactional: bool, batch: int | None = None
+) -> float:
     async with AsyncClient(url) as client:
         consumer = await client.stream(STREAM, Order).consumer(f"group-{time.time_ns()}").register()
         done = asyncio.Event()
         taken = 0
 
-        async def counted(*arguments: Any) -> None:
+        async def counted(payload: Any, *connection: Any) -> None:
             nonlocal taken
-            await handle(*arguments)
-            taken += 1
+            await handle(payload, *connection)
+            taken += 1 if batch is None else len(payload)
             if taken == count:
                 done.set()
 
         started = time.perf_counter()
         running = asyncio.create_task(
-            consumer.consume(counted, transactional=transactional, concurrency=_AT_A_TIME, signals=False)
+            consumer.consume(counted, transactional=transactional, batch=batch, concurrency=_AT_A_TIME, signals=False)
         )
         await until(done, running)
         wall = time.perf_counter() - started

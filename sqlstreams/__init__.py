@@ -3,7 +3,7 @@
 from sqlstreams import cron as cron
 from sqlstreams.aio import AsyncClient, AsyncConsumer, AsyncManager, AsyncProducer, AsyncStream, AsyncSystem
 from sqlstreams.client import Client, Consumer, Manager, Producer, Stream, System
-from sqlstreams.consume.context import meta
+from sqlstreams.consume.context import meta, metas
 from sqlstreams.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -140,4 +140,5 @@ __all__ = [
     "VersionUse",
     "explain",
     "meta",
+    "metas",
 ]

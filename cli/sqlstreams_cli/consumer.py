@@ -296,6 +296,13 @@ def run(
     group: Annotated[str, typer.Option("--group", "-g", metavar="NAME", help="The group.", show_default=False)],
     processes: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Run so many processes.")] = 1,
     concurrency: Annotated[int, typer.Option(metavar="N", help="Handlers at a time, in each process.")] = 10,
+    batch: Annotated[
+        int | None, typer.Option(metavar="N", help="Call the function with a list of up to so many payloads.")
+    ] = None,
+    transactional: Annotated[
+        bool,
+        typer.Option("--transactional", help="Give the function a connection whose commit records the delivery too."),
+    ] = False,
     prefetch: Annotated[
         int | None, typer.Option(metavar="N", help="Messages claimed at a time. Else as many as the pace asks for.")
     ] = None,
@@ -305,7 +312,8 @@ def run(
     """Deliver messages to a function until SIGTERM or SIGINT.
 
     The function is imported, from the current directory too. The annotation of its first parameter is the payload
-    type; without one, or with bytes, it gets the stored JSON as bytes. A second signal does not wait for handlers.
+    type, or a list of it with --batch; without one, or with bytes, it gets the stored JSON as bytes. A second signal
+    does not wait for handlers.
 
     With --processes, a process that crashes is started again after a pause; all end when this one does.
     """
@@ -317,6 +325,8 @@ def run(
         group=group,
         processes=processes,
         concurrency=concurrency,
+        batch=batch,
+        transactional=transactional,
         prefetch=prefetch,
         grace=parse_duration(grace, option="--grace"),
         register=create,

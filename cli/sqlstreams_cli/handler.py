@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import typer
 
@@ -35,8 +35,8 @@ def load_handler(place: str) -> Callable[[Any], Any]:
     return handler
 
 
-def payload_type(handler: Callable[[Any], Any]) -> Any:
-    """Return the type of a handler's first parameter; `RawPayload` where it says nothing or bytes."""
+def payload_type(handler: Callable[[Any], Any], *, in_list: bool = False) -> Any:
+    """Return the type of a handler's first parameter, or of what is in that list; `RawPayload` for nothing or bytes."""
     try:
         parameters = list(inspect.signature(handler).parameters.values())
     except ValueError:  # some functions written in C do not tell
@@ -44,6 +44,8 @@ def payload_type(handler: Callable[[Any], Any]) -> Any:
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise Failed(f"the handler {_name(handler)} takes no argument, and is called with the payload")
     annotation = _hints(handler).get(parameters[0].name, RawPayload)
+    if in_list and annotation is not RawPayload:
+        annotation = (get_args(annotation) or (RawPayload,))[0]
     return RawPayload if annotation is bytes else annotation
 
 

@@ -25,12 +25,16 @@ class Plan(Struct, frozen=True):
     group: str
     processes: int
     concurrency: int
+    batch: int | None
+    transactional: bool
     prefetch: int | None
     grace: timedelta
     register: bool
 
     def arguments(self) -> list[str]:
         """Return the arguments of a process that does a share of it."""
+        batch = [] if self.batch is None else [f"--batch={self.batch}"]
+        transactional = ["--transactional"] if self.transactional else []
         prefetch = [] if self.prefetch is None else [f"--prefetch={self.prefetch}"]
         return [
             "consumer",
@@ -40,6 +44,8 @@ class Plan(Struct, frozen=True):
             f"--group={self.group}",
             f"--concurrency={self.concurrency}",
             f"--grace={self.grace.total_seconds():f}s",
+            *batch,
+            *transactional,
             *prefetch,
         ]
 
@@ -47,7 +53,7 @@ class Plan(Struct, frozen=True):
 def run(session: Session, plan: Plan) -> int:
     """Consume until a signal; return the exit code."""
     handler = load_handler(plan.handler)
-    kind = payload_type(handler)
+    kind = payload_type(handler, in_list=plan.batch is not None)
     try:
         with session.url() as url:
             session = msgspec.structs.replace(session, database_url=url)
@@ -96,7 +102,14 @@ def _consume(session: Session, plan: Plan, handler: Callable[[Any], Any], kind: 
         talk(f"consuming {plan.stream} as {plan.group} until Ctrl-C or SIGTERM")
     with session.client() as client:
         consumer = client.stream(plan.stream, kind).consumer(plan.group)
-        consumer.consume(handler, concurrency=plan.concurrency, prefetch=plan.prefetch, grace=plan.grace)
+        consumer.consume(
+            handler,
+            transactional=plan.transactional,
+            batch=plan.batch,
+            concurrency=plan.concurrency,
+            prefetch=plan.prefetch,
+            grace=plan.grace,
+        )
     if session.as_json:
         render.print_json_line(consumer.stats)
     else:

@@ -373,6 +373,7 @@ class AsyncConsumer(Generic[PayloadT]):
         handler: Handler,
         *,
         transactional: bool = False,
+        batch: int | None = None,
         concurrency: int = 10,
         prefetch: int | None = None,
         grace: timedelta = timedelta(seconds=30),
@@ -391,6 +392,10 @@ class AsyncConsumer(Generic[PayloadT]):
         holds a connection of its own meanwhile, beside those of the client's pool; `concurrency` may be as large as
         `pool_size`.
 
+        With `batch` the handler gets a list of up to so many payloads, of what one claim holds; none is waited for. It
+        returns None when all are done, or a list that says for each None or an exception as it would be raised
+        otherwise; raising is for all of them. `sqlstreams.metas()` is about each. The shortest timeout counts for all.
+
         Messages of the payload type's schema_version are read, and of those that `upcast` names: it maps a version to a
         function that makes of the decoded JSON a payload, or what is stored as one. A type that takes any JSON reads
         every version. Messages of others wait for a process that reads them (`unread_versions`).
@@ -402,6 +407,7 @@ class AsyncConsumer(Generic[PayloadT]):
         check_handler(handler, transactional=transactional)
         options = ConsumeOptions(
             transactional=transactional,
+            batch=None if batch is None else check_integer("batch", batch, low=1, high=10_000),
             concurrency=check_integer("concurrency", concurrency, low=1, high=10_000),
             prefetch=None if prefetch is None else check_integer("prefetch", prefetch, low=1, high=10_000),
             grace=check_duration("grace", grace, low=timedelta(0), high=timedelta(days=1)).total_seconds(),

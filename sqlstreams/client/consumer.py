@@ -359,6 +359,7 @@ class Consumer(Generic[PayloadT]):
         handler: Handler,
         *,
         transactional: bool = False,
+        batch: int | None = None,
         concurrency: int = 10,
         prefetch: int | None = None,
         grace: timedelta = timedelta(seconds=30),
@@ -374,6 +375,7 @@ class Consumer(Generic[PayloadT]):
             self._consume(
                 handler,
                 transactional=transactional,
+                batch=batch,
                 concurrency=concurrency,
                 prefetch=prefetch,
                 grace=grace,

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -16,6 +17,7 @@ from msgspec import Struct
 from psycopg import errors as pg
 
 from sqlstreams import acts, statements
+from sqlstreams.consume.batches import BatchWorkers, read_outcomes
 from sqlstreams.consume.claiming import Claimed, read_bound_claim, read_claim
 from sqlstreams.consume.heads import Heads
 from sqlstreams.consume.hole_watch import HoleWatch
@@ -53,13 +55,20 @@ class ConsumeOptions(Struct, frozen=True):
     """How one consume() works.
 
     `grace` is in seconds, and `prefetch` None means as many as the handlers' pace asks for. A `transactional` handler
-    is called within a transaction that also records what became of the message.
+    is called within a transaction that also records what became of the message; with `batch` it takes up to so many
+    messages at a time.
     """
 
     transactional: bool
+    batch: int | None
     concurrency: int
     prefetch: int | None
     grace: float
+
+    @property
+    def slots(self) -> int:
+        """How many messages can be handled at a time."""
+        return self.concurrency * (self.batch or 1)
 
 
 class Consumption:
@@ -82,9 +91,10 @@ class Consumption:
         self._reader = reader
         self._database, self._presence, self._stats = subject.database, subject.presence, subject.stats
         self._options = options
-        self._pace = Pace(concurrency=options.concurrency, prefetch=options.prefetch)
+        self._pace = Pace(concurrency=options.slots, prefetch=options.prefetch)
         self._queue = WorkQueue()
-        self._workers = Workers(
+        workers = Workers if options.batch is None else partial(BatchWorkers, batch=options.batch)
+        self._workers = workers(
             subject,
             self._queue,
             lanes=lanes(handler, database=subject.database, proof=self._prove if options.transactional else None),
@@ -321,6 +331,9 @@ class Consumption:
     def _prove(self, work: Work, indexes: Sequence[int], result: object) -> statements.Statement[Any]:
         """Return what records, at the end of a handler's transaction, that messages are done."""
         message_ids = [work.rows[index][ID] for index in indexes]
+        if self._options.batch is not None:
+            outcomes = read_outcomes(result, len(indexes))
+            message_ids = [each for each, error in zip(message_ids, outcomes, strict=True) if error is None]
         if isinstance(work, Range):
             return statements.complete_in_transaction(
                 self._database.schema,
@@ -562,8 +575,8 @@ class Consumption:
                     group_id=self.group_id,
                     instance_id=self._presence.instance_id,
                     token=token,
-                    limit=self._options.concurrency,
-                    free=self._options.concurrency - self._queue.running,
+                    limit=self._options.slots,
+                    free=(self._options.concurrency - self._queue.running) * (self._options.batch or 1),
                     followers=_FOLLOWERS,
                     versions=self._unread,
                 )
@@ -579,7 +592,7 @@ class Consumption:
                     self._queue.chains.hold(keyed.key)
                 self._queue.put_first(retries)
         self._stats.retried += len(rows)
-        if len(rows) >= self._options.concurrency:
+        if len(rows) >= self._options.slots:
             self._retry_at = 0.0
         elif rows or self._retries_found:
             # It says when the next one is due. When nothing was found twice, rows that are due are locked by others.

@@ -11,15 +11,42 @@ from sqlstreams.model import Meta
 from sqlstreams.statements import Columns
 
 # (stream, group, row, budget): a tuple, because it is set once for every message.
-current: ContextVar[tuple[str, str, Columns, Budget]] = ContextVar("sqlstreams.current")
+_Handled = tuple[str, str, Columns, Budget]
+
+current: ContextVar[_Handled | list[_Handled]] = ContextVar("sqlstreams.current")
+"""The message that is handled, or those of a batch."""
 
 
 def meta() -> Meta:
-    """Return what is known about the message being handled; raises RuntimeError outside a handler."""
+    """Return what is known about the message being handled; raises RuntimeError outside a handler and in a batch."""
+    handled = _current("meta")
+    if isinstance(handled, list):
+        raise RuntimeError("sqlstreams.meta() is of one message; in a batch, ask sqlstreams.metas()")
+    return _meta(*handled)
+
+
+def metas() -> list[Meta]:
+    """Return what is known about each message of the batch being handled, in its order; as `meta` otherwise."""
+    handled = _current("metas")
+    return [_meta(*each) for each in handled] if isinstance(handled, list) else [_meta(*handled)]
+
+
+def named() -> str:
+    """Return which messages are handled, for people."""
+    handled = current.get()
+    if not isinstance(handled, list):
+        return f"message {handled[2][ranges.ID]}"
+    return f"messages {', '.join(str(each[2][ranges.ID]) for each in handled)}"
+
+
+def _current(name: str) -> _Handled | list[_Handled]:
     try:
-        stream, group, row, budget = current.get()
+        return current.get()
     except LookupError:
-        raise RuntimeError("sqlstreams.meta() has an answer only inside a handler") from None
+        raise RuntimeError(f"sqlstreams.{name}() has an answer only inside a handler") from None
+
+
+def _meta(stream: str, group: str, row: Columns, budget: Budget) -> Meta:
     failures, delays = ranges.attempts(row)
     return Meta(
         id=row[ranges.ID],

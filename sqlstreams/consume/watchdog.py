@@ -30,8 +30,8 @@ class Watchdog:
         self._running: set[_Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def within(self, limit: timedelta, call: Awaitable[object]) -> None:
-        """Await a call, and cancel it when it takes longer.
+    async def within(self, limit: timedelta, call: Awaitable[object]) -> object:
+        """Return what a call returns when awaited; cancel it when it takes longer.
 
         Raises TimeoutError then, however the call ends: whether it was done nobody can tell from a call that caught its
         cancellation.
@@ -39,7 +39,7 @@ class Watchdog:
         watched = self._watch(limit.total_seconds())
         late = TimeoutError(f"the handler took longer than its timeout of {limit.total_seconds():g} s")
         try:
-            await call
+            result = await call
         except BaseException as error:
             if watched.was_cancelled_for_being_late():
                 raise late.with_traceback(error.__traceback__) from None
@@ -47,6 +47,7 @@ class Watchdog:
         else:
             if watched.was_cancelled_for_being_late():
                 raise late
+            return result
         finally:
             self._running.discard(watched)
 

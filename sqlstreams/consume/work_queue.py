@@ -108,6 +108,21 @@ class WorkQueue:
             self._runs_alone = item[0].alone
         return item
 
+    def take_more(self, work: Work, count: int) -> list[int]:
+        """Return the places of up to `count` more messages that may run together with one of `work` that was taken.
+
+        They are over when that one is. Of a key whose messages run one at a time none runs with another.
+        """
+        taken: list[int] = []
+        if work.has_suspects:
+            return taken
+        while len(taken) < count and self._next_of_key and self._next_of_key[0][0] is work:
+            taken.append(self._next_of_key.popleft()[1])
+        while len(taken) < count and self._works and self._works[0] is work:
+            if (index := self._take_next()) is not None:
+                taken.append(index)
+        return taken
+
     def ended(self) -> None:
         """Take note that a message that was taken is over."""
         self.running -= 1
@@ -140,14 +155,18 @@ class WorkQueue:
             work = self._works[0]
             if work.alone and self.running:
                 return None
-            index = work.next
-            work.next += 1
-            self.unstarted -= 1
-            if work.next == len(work.rows):
-                self._works.popleft()
-            if not work.keyed or self._may_run(work, index):
+            if (index := self._take_next()) is not None:
                 return work, index
         return None
+
+    def _take_next(self) -> int | None:
+        work = self._works[0]
+        index = work.next
+        work.next += 1
+        self.unstarted -= 1
+        if work.next == len(work.rows):
+            self._works.popleft()
+        return index if not work.keyed or self._may_run(work, index) else None
 
     def _may_run(self, work: Work, index: int) -> bool:
         if index in work.taken_back:

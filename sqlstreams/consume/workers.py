@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 
 from sqlstreams.consume.budget import is_spent
-from sqlstreams.consume.context import current
+from sqlstreams.consume.context import current, named
 from sqlstreams.consume.lanes import Lane
 from sqlstreams.consume.outcome import SPENT, SUPERSEDED, UNDONE, UNREAD, Outcome, decide
 from sqlstreams.consume.ranges import ID, Range, Work
@@ -121,18 +121,8 @@ class Workers:
                 await call
             else:
                 await self._within(budget.timeout, call, lane)
-        except (Unreadable, Undone, DeliveryRefused) as error:
-            self._put_aside(work, index, error)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # we are being stopped: the message was not done and is not charged
-            self._failed(work, index, error)
-        except GeneratorExit:
-            raise  # our own coroutine is being closed
         except BaseException as error:
-            # sys.exit() in a handler is the message's trouble: raised, it would end the whole event loop.
-            self._failed(work, index, error)
+            self._ended_badly(work, (index,), error)
         else:
             self._settle(work, index, None)
 
@@ -144,9 +134,9 @@ class Workers:
             await asyncio.sleep(_BETWEEN_CONNECTS * random.uniform(1, 2))
         return lane.is_open
 
-    async def _within(self, limit: timedelta, call: Awaitable[object], lane: Lane) -> None:
+    async def _within(self, limit: timedelta, call: Awaitable[object], lane: Lane) -> object:
         try:
-            await self._watchdog.within(limit, call)
+            return await self._watchdog.within(limit, call)
         except TimeoutError:
             if lane.is_stuck:
                 self._abandon(lane)
@@ -156,9 +146,23 @@ class Workers:
         lane.abandon()
         self._subject.stats.abandoned += 1
         _log.warning(
-            "SQL0109 message %d of %s took longer than it may, and its thread cannot be ended: it is left to itself",
-            current.get()[2][ID], self._subject,
+            "SQL0109 %s of %s took longer than it may, and the thread cannot be ended: it is left to itself",
+            named(), self._subject,
         )  # fmt: skip
+
+    def _ended_badly(self, work: Work, indexes: Sequence[int], error: BaseException) -> None:
+        """Settle messages whose handling raised; raise again what has to do with us and not with them."""
+        if isinstance(error, GeneratorExit):
+            raise error  # our own coroutine is being closed
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise error  # we are being stopped: the messages were not done and are not charged
+        for index in indexes:
+            if isinstance(error, Unreadable | Undone | DeliveryRefused):
+                self._put_aside(work, index, error)
+            else:
+                # sys.exit() in a handler is the message's trouble: raised, it would end the whole event loop.
+                self._failed(work, index, error)
 
     def _put_aside(self, work: Work, index: int, error: Exception) -> None:
         match error:

@@ -334,6 +334,7 @@ async def test_a_key_is_free_only_after_the_commit(client: AsyncClient, effect: 
         )
 
     async with consuming(group, handle, transactional=True, concurrency=8):
+        await eventually(lambda: len(seen(effect)) >= 40)
         await until_done(group)
     assert seen(effect) == list(range(1, 41))
 
