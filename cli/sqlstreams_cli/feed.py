@@ -34,23 +34,33 @@ class LineRefused(InvalidInput):
 
 
 class Keys(Struct, frozen=True):
-    """Where the keys of a message come from: the same text for all, or a field of each payload."""
+    """Where the keys of a message come from: the same text for all, or a field of each payload.
+
+    `compaction_rank` is the rank of every message among those of its key.
+    """
 
     key: str | None
     key_field: str | None
     routing_key: str | None
     routing_key_field: str | None
+    compaction_rank: int | None
 
     @classmethod
     def checked(
-        cls, *, key: str | None, key_field: str | None, routing_key: str | None, routing_key_field: str | None
+        cls,
+        *,
+        key: str | None,
+        key_field: str | None,
+        routing_key: str | None,
+        routing_key_field: str | None,
+        compaction_rank: int | None,
     ) -> Keys:
         """Return the keys; refuse a text and a field for the same one."""
         if key is not None and key_field is not None:
             raise typer.BadParameter("goes without --key-field", param_hint="--key")
         if routing_key is not None and routing_key_field is not None:
             raise typer.BadParameter("goes without --routing-key-field", param_hint="--routing-key")
-        return cls(key, key_field, routing_key, routing_key_field)
+        return cls(key, key_field, routing_key, routing_key_field, compaction_rank)
 
     def message(self, payload: bytes) -> Message[RawPayload]:
         """Return a payload with its keys."""
@@ -59,7 +69,7 @@ class Keys(Struct, frozen=True):
             members = _members(payload)
             key = _value(members, self.key_field, key)
             routing_key = _value(members, self.routing_key_field, routing_key)
-        return Message(RawPayload(payload), key=key, routing_key=routing_key)
+        return Message(RawPayload(payload), key=key, routing_key=routing_key, compaction_rank=self.compaction_rank)
 
 
 class Summary(Struct):
@@ -91,7 +101,12 @@ class Feed:
     def produce_one(self, payload: bytes) -> None:
         """Produce a single message."""
         message = self._keys.message(payload)
-        receipt = self._producer.produce(message.payload, key=message.key, routing_key=message.routing_key)
+        receipt = self._producer.produce(
+            message.payload,
+            key=message.key,
+            routing_key=message.routing_key,
+            compaction_rank=message.compaction_rank,
+        )
         self._count([receipt.id], line=0)
 
     def produce_lines(self, source: BinaryIO, *, batch: int, skip: int) -> None:

@@ -130,6 +130,9 @@ def produce(
     concurrency: Annotated[
         str | None, typer.Option(metavar="MODE", help="What messages of one key may do. Else as the groups say.")
     ] = None,
+    compaction_rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Let the messages supersede earlier ones of their key.")
+    ] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a delivery may take.")] = None,
     max_retries: Annotated[int | None, typer.Option(metavar="N", help="Deliveries after the first.")] = None,
     max_delays: Annotated[int | None, typer.Option(metavar="N", help="How often a handler may delay it.")] = None,
@@ -152,7 +155,13 @@ def produce(
 
     if payload is not None and (file is not None or skip):
         raise typer.BadParameter("goes without --file and --skip", param_hint="--payload")
-    keys = Keys.checked(key=key, key_field=key_field, routing_key=routing_key, routing_key_field=routing_key_field)
+    keys = Keys.checked(
+        key=key,
+        key_field=key_field,
+        routing_key=routing_key,
+        routing_key_field=routing_key_field,
+        compaction_rank=compaction_rank,
+    )
     delivery = {
         "concurrency": concurrency,
         "timeout": parse_optional_duration(timeout, option="--timeout"),

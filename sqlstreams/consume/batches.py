@@ -11,7 +11,7 @@ from msgspec import Struct
 from sqlstreams.consume.budget import Budget, is_spent
 from sqlstreams.consume.context import current
 from sqlstreams.consume.lanes import Lane
-from sqlstreams.consume.outcome import SPENT
+from sqlstreams.consume.outcome import SPENT, SUPERSEDED
 from sqlstreams.consume.ranges import Work
 from sqlstreams.consume.workers import Workers
 
@@ -39,6 +39,9 @@ class BatchWorkers(Workers):
             await self._handle_batch(work, batch, lane)
 
     def _read_one(self, work: Work, index: int) -> _Read | None:
+        if work.heads and work.is_superseded(index):
+            self._settle(work, index, SUPERSEDED)
+            return None
         # What cannot be read spoils nothing for the others.
         row = work.rows[index]
         budget = self._budgets.of(row)

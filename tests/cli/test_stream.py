@@ -46,6 +46,17 @@ def test_renaming_keeps_the_messages(run: Run, invoices: str) -> None:
     assert run("stream", "get", invoices).code == 1
 
 
+def test_the_head_and_the_history_of_a_key_are_shown(run: Run, invoices: str) -> None:
+    for number in (1, 2):
+        run("stream", "produce", invoices, "--payload", str(number), "--key", "eu", "--compaction-rank", "0")
+
+    assert run("stream", "head", invoices, "eu", "--json").json()["payload"] == 2
+    assert [each["payload"] for each in run("stream", "history", invoices, "eu", "--json").json()] == [2, 1]
+    assert run("stream", "compact", invoices, "--older-than", "0s", "--json").json() == {"removed": 1}
+    assert run("stream", "head", invoices, "us", "--json").out == "null\n"
+    assert run("stream", "compact", invoices).code == 2
+
+
 def test_every_line_of_a_file_becomes_a_message_in_order(run: Run, invoices: str, tmp_path: Path) -> None:
     lines = [f'{{"n": {number}}}' for number in range(2_500)]
     file = write(tmp_path / "events", "\ufeff" + lines[0], "", "  \r", *lines[1:])

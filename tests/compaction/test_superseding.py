@@ -59,6 +59,22 @@ async def test_of_a_key_only_the_newest_is_delivered_when_nobody_was_there_befor
         assert (await consumer.status()).superseded == 2
 
 
+async def test_a_batch_of_a_handler_holds_nothing_that_was_superseded(database_url: str) -> None:
+    async with AsyncClient(database_url) as client:
+        stream, consumer = await _stream(client)
+        await _produce(stream, ("first", 0), key="other")
+        await _produce(stream, ("a", 0), ("b", 0), ("c", 0))
+        handled: list[str] = []
+
+        async def handle(notes: list[Note]) -> None:
+            handled.extend(note.text for note in notes)
+
+        async with consuming(consumer, handle, batch=10):
+            await eventually(lambda: _is_done(consumer))
+        assert handled == ["first", "c"]
+        assert consumer.stats.superseded == 2
+
+
 @pytest.mark.parametrize("concurrency", ["parallel", "exclusive", "ordered"])
 async def test_a_greater_rank_counts_more_than_a_newer_id(database_url: str, concurrency: str) -> None:
     async with AsyncClient(database_url) as client:

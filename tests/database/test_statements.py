@@ -60,6 +60,7 @@ ARGUMENTS: dict[str, Any] = {
     "groups": {1: [1]},
     "head": 10,
     "held_for": timedelta(seconds=1),
+    "high": 1_000,
     "hostname": "here",
     "ids": [1],
     "instance_id": 1,
@@ -69,6 +70,7 @@ ARGUMENTS: dict[str, Any] = {
     "known": [TOKEN],
     "last": 10,
     "leases": 0,
+    "low": 1,
     "library": "1.0",
     "limit": 10,
     "message_id": 1,
@@ -511,6 +513,14 @@ def test_the_head_of_a_key_and_its_history_are_read_alone(full_url: str, generic
     history = _explain(full_url, statements.read_history(FAMILY, key="k7", limit=100), generic=generic)
     assert set(history.scanned_through) <= LAST_PARTITION
     assert 2 <= history.rows <= 3
+
+
+@modes
+@pytest.mark.parametrize(("low", "heads"), [(0, 0), (PARTITION * 7, 1), (MESSAGES, 1)])
+def test_whether_a_partition_holds_heads_is_one_look(full_url: str, generic: bool, low: int, heads: int) -> None:
+    statement = statements.find_first_head(FAMILY, low=low, high=low + PARTITION)
+    plan = _explain(full_url, statement, generic=generic)
+    assert (plan.scanned_through, plan.rows) == ([], heads)
 
 
 @modes
