@@ -21,7 +21,16 @@ class _Broker(Struct, frozen=True):
 
 
 _NATS: Final = _Broker("nats", "nats-py")
-SCHEMES: Final[Mapping[str, _Broker]] = {"nats": _NATS, "nats+tls": _NATS}
+_RABBITMQ: Final = _Broker("rabbitmq", "aio-pika")
+_REDIS: Final = _Broker("redis", "redis")
+SCHEMES: Final[Mapping[str, _Broker]] = {
+    "nats": _NATS,
+    "nats+tls": _NATS,
+    "amqp": _RABBITMQ,
+    "amqps": _RABBITMQ,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+}
 
 Connect = Callable[..., tuple[Any, Publisher]]
 

@@ -14,6 +14,7 @@ from sqlstreams.errors import InvalidInput, PublishRefused
 FIELDS: Final = ("stream", "key", "routing_key", "schema_version")
 _FIELD: Final = re.compile(r"\{([a-z_]+)(?:\|([^{}|]*))?\}")
 _SAMPLE: Final = dict.fromkeys(FIELDS, "x")
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(:[0-9]{1,5})?")
 _MOST: Final = 1_000
 
 Check = Callable[[str], str | None]
@@ -80,6 +81,8 @@ class Address:
         self.scheme = parts.scheme
         self.credentials, _, self.hosts = parts.netloc.rpartition("@")
         self.path = unquote(parts.path.removeprefix("/"))
+        if wrong := [each for each in self.hosts.split(",") if self.hosts and not _is_host(each)]:
+            raise InvalidInput("to", f"must have hosts with ports, such as localhost:4222, got {wrong[0]!r}")
         if not self.hosts:
             raise InvalidInput("to", f"must name a host, such as {self.scheme or 'nats'}://localhost/…")
 
@@ -117,6 +120,11 @@ class Destination(Struct, frozen=True):
     broker: str
     shown: str
     template: Template
+
+
+def _is_host(text: str) -> bool:
+    found = _HOST.fullmatch(text)
+    return found is not None and int((found[2] or ":1")[1:]) < 65_536
 
 
 def _options(parts: SplitResult) -> dict[str, str]:

@@ -75,8 +75,11 @@ class Network:
                 await self._connect(reader, writer, flows)
         writer.transport.abort()
 
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._socket)
+
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event) -> None:
-        answers, requests = await asyncio.open_unix_connection(self._socket)
+        answers, requests = await self._reach()
         ends = {writer, requests}
         self._writers |= ends
         ways = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import signal
@@ -11,16 +12,22 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
+import aio_pika
 import nats
 import pytest
+import redis.asyncio
+from aio_pika.abc import AbstractChannel
 from msgspec import Struct
 from nats.aio.client import Client
 
 from sqlstreams.relay import Relay
+from tests.chaos.proxy import Network
 from tests.support import eventually
+
+RABBITMQ = "127.0.0.1:5672"
 
 
 class Received(Struct, frozen=True):
@@ -39,6 +46,7 @@ class Broker(Protocol):
 
     name: str
     to: str
+    drops_duplicates: bool
 
     async def read(self, count: int) -> list[Received]:
         """Return all messages, in their order, as soon as there are `count`."""
@@ -48,6 +56,7 @@ class Nats:
     """A stream of JetStream with the subjects `name` and `name.>`."""
 
     name = "nats"
+    drops_duplicates = True
 
     def __init__(self, place: str, *, subject: str) -> None:
         self.subject = subject
@@ -87,6 +96,121 @@ class Nats:
             yield connection
         finally:
             await connection.close()
+
+
+class Redis:
+    """A stream of Redis, and others whose names begin with its name."""
+
+    name = "redis"
+    drops_duplicates = False
+
+    def __init__(self, place: str, *, stream: str) -> None:
+        self._redis = redis.asyncio.Redis.from_url(f"redis://{place}/0")
+        self._stream = stream
+        self.to = f"redis://{place}/0?stream={stream}"
+
+    async def read(self, count: int) -> list[Received]:
+        async def is_there() -> bool:
+            return bool(await self._redis.xlen(self._stream) >= count)
+
+        await eventually(is_there)
+        entries: Any = await self._redis.xrange(self._stream)
+        return [_received(fields) for _, fields in entries]
+
+    async def occupy(self, suffix: str) -> None:
+        """Have something that is no stream under a name."""
+        await self._redis.set(f"{self._stream}-{suffix}", "taken")
+
+    async def destroy(self) -> None:
+        keys = [
+            key
+            async for key in self._redis.scan_iter(f"*{self._stream}*", count=10_000)
+            if self._stream.encode() in key
+        ]
+        if keys:
+            await self._redis.delete(*keys)
+        await self.close()
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+def _received(fields: Mapping[bytes, bytes]) -> Received:
+    told = {name.decode(): value for name, value in fields.items()}
+    payload = told.pop("payload")
+    return Received(payload, {name: value.decode() for name, value in told.items()})
+
+
+class Rabbitmq:
+    """A queue of RabbitMQ that is bound to an exchange of its own, with every routing key that begins with "to"."""
+
+    name = "rabbitmq"
+    drops_duplicates = False
+
+    def __init__(self, place: str, *, exchange: str) -> None:
+        self.place = place
+        self.exchange = exchange
+        self.to = f"amqp://guest:guest@{place}/?exchange={exchange}&routing_key=to.{{routing_key|none}}"
+        self._found: list[Received] = []
+
+    async def create(self) -> None:
+        async with self._channel() as channel:
+            exchange = await channel.declare_exchange(self.exchange, aio_pika.ExchangeType.TOPIC)
+            queue = await channel.declare_queue(self.exchange)
+            await queue.bind(exchange, "to.#")
+
+    async def destroy(self) -> None:
+        async with self._channel() as channel:
+            await channel.queue_delete(self.exchange)
+            await channel.exchange_delete(self.exchange)
+
+    async def read(self, count: int) -> list[Received]:
+        async with self._channel() as channel:
+            queue = await channel.get_queue(self.exchange)
+
+            async def is_there() -> bool:
+                while (found := await queue.get(no_ack=True, fail=False)) is not None:
+                    headers = {name: str(value) for name, value in found.headers.items()}
+                    assert headers["sqlstreams-id"] == found.message_id
+                    self._found.append(Received(found.body, headers))
+                return len(self._found) >= count
+
+            await eventually(is_there)
+        return self._found
+
+    @asynccontextmanager
+    async def _channel(self) -> AsyncIterator[AbstractChannel]:
+        async with await aio_pika.connect(f"amqp://guest:guest@{RABBITMQ}/") as connection:
+            yield await connection.channel()
+
+
+class TcpNetwork(Network):
+    """A network in front of a port, which can be cut as if the broker behind it were killed."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__("host=127.0.0.1 port=5432")
+        self._port = port
+
+    @property
+    def place(self) -> str:
+        assert self._server is not None
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+    def kill(self) -> None:
+        self.refuse()
+
+    def start(self) -> None:
+        self.heal()
+
+
+class Killable(Protocol):
+    """A broker that can be killed and started again, or one that looks so through a network."""
+
+    def kill(self) -> None: ...
+    def start(self) -> None: ...
 
 
 class Server:
@@ -136,6 +260,13 @@ def own_nats(directory: Path) -> Iterator[Server]:
         yield server
 
 
+@contextmanager
+def own_redis(directory: Path) -> Iterator[Server]:
+    durable = ("--dir", str(directory), "--save", "", "--appendonly", "yes", "--appendfsync", "always")
+    with own_server("redis-server", "--bind", "127.0.0.1", "--port", "{port}", *durable) as server:
+        yield server
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -172,16 +303,64 @@ async def _in_nats() -> AsyncIterator[Broker]:
 
 
 @asynccontextmanager
-async def a_place_of_our_own(name: str, directory: Path) -> AsyncIterator[tuple[Server, Broker]]:
+async def a_place_of_our_own(name: str, directory: Path) -> AsyncIterator[tuple[Killable, Broker]]:
     """Make a place in a broker that may be killed; skip the test when its program is not installed."""
-    assert name == "nats"
-    with own_nats(directory) as server:
-        broker = Nats(server.place, subject="orders")
-        await broker.create()
-        yield server, broker
+    if name == "rabbitmq":
+        async with behind_a_network() as (network, there):
+            yield network, there
+        return
+    with _OWN[name](directory) as server:
+        if name == "nats":
+            place = Nats(server.place, subject="orders")
+            await place.create()
+            yield server, place
+        else:
+            broker = Redis(server.place, stream="orders")
+            try:
+                yield server, broker
+            finally:
+                await broker.close()
 
 
-_PLACES = {"nats": _in_nats}
+@asynccontextmanager
+async def _in_redis() -> AsyncIterator[Broker]:
+    if not answers(6379):
+        pytest.skip("no Redis answers on 127.0.0.1:6379")
+    broker = Redis("127.0.0.1:6379", stream=new_name())
+    try:
+        yield broker
+    finally:
+        await broker.destroy()
+
+
+@asynccontextmanager
+async def _in_rabbitmq() -> AsyncIterator[Broker]:
+    if not answers(5672):
+        pytest.skip(f"no RabbitMQ answers on {RABBITMQ}")
+    broker = Rabbitmq(RABBITMQ, exchange=new_name())
+    await broker.create()
+    try:
+        yield broker
+    finally:
+        await broker.destroy()
+
+
+@asynccontextmanager
+async def behind_a_network() -> AsyncIterator[tuple[TcpNetwork, Rabbitmq]]:
+    """Make a place in the RabbitMQ of this machine, and a network in front of it."""
+    async with a_place("rabbitmq") as broker:
+        assert isinstance(broker, Rabbitmq)
+        network = TcpNetwork(5672)
+        await network.open()
+        try:
+            there = Rabbitmq(network.place, exchange=broker.exchange)
+            yield network, there
+        finally:
+            await network.close()
+
+
+_PLACES = {"nats": _in_nats, "redis": _in_redis, "rabbitmq": _in_rabbitmq}
+_OWN = {"nats": own_nats, "redis": own_redis}
 BROKERS = tuple(_PLACES)
 
 

@@ -11,23 +11,23 @@ import pytest
 
 from sqlstreams import AsyncClient, AsyncStream, Message, RawPayload
 from sqlstreams.relay import Relay
-from tests.relay.brokers import Broker, Server, a_place_of_our_own, has_published
+from tests.relay.brokers import Broker, Killable, a_place_of_our_own, has_published
 from tests.relay.conftest import relaying
 from tests.support import eventually
 
 Orders = AsyncStream[RawPayload]
-COUNT = 2_000
+COUNT = 600
 
 
-@pytest.mark.parametrize("name", ["nats"])
+@pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq"])
 async def test_a_broker_that_is_killed_in_the_middle_gets_every_message(
     client: AsyncClient, orders: Orders, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await orders.producer().produce_many([Message(RawPayload(b"%d" % n), key=f"k{n % 50}") for n in range(COUNT)])
+    await orders.producer().produce_many([Message(RawPayload(b"%d" % n), key=f"k{n % 40}") for n in range(COUNT)])
     async with AsyncExitStack() as stack:
         server, broker = await stack.enter_async_context(a_place_of_our_own(name, tmp_path))
         relay = Relay(client, "orders", broker.to)
-        await stack.enter_async_context(relaying(relay, concurrency=100))
+        await stack.enter_async_context(relaying(relay, concurrency=50))
 
         await has_published(relay, COUNT // 4)
         await _kill_and_start(server, relay)
@@ -42,7 +42,7 @@ async def test_a_broker_that_is_killed_in_the_middle_gets_every_message(
     assert [each.levelname for each in caplog.records if "SQL0140" in each.message] == ["WARNING", "WARNING"]
 
 
-@pytest.mark.parametrize("name", ["nats"])
+@pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq"])
 async def test_a_relay_that_is_stopped_while_its_broker_is_away_gives_back_at_once_and_uncharged(
     client: AsyncClient, orders: Orders, tmp_path: Path, name: str
 ) -> None:
@@ -64,7 +64,7 @@ async def test_a_relay_that_is_stopped_while_its_broker_is_away_gives_back_at_on
         assert len(await broker.read(10)) == 10
 
 
-async def _kill_and_start(server: Server, relay: Relay) -> None:
+async def _kill_and_start(server: Killable, relay: Relay) -> None:
     server.kill()
     await eventually(lambda: relay.stats.outages == 1)
     server.start()
