@@ -7,6 +7,13 @@ create table {schema}.stream_config (
     partition_rows bigint not null check (partition_rows between 1000 and 1000000000),
     -- Whether messages were produced that say themselves what those of their key may do.
     keyed          boolean not null default false,
+    -- How old a message becomes (null: it stays), and whether one that a group has not done stays all the same.
+    retention      interval check (retention > interval '0'),
+    keep_unread    boolean not null,
+    -- The first id that is kept: nothing below it is delivered any more. It moves before anything is removed, and what
+    -- was removed is older than `expired_before`.
+    kept_from      bigint not null default 1,
+    expired_before timestamptz,
     -- How old a superseded message becomes before compaction removes it.
     compact_after  interval check (compact_after > interval '0'),
     created_at     timestamptz not null default now(),
@@ -148,14 +155,17 @@ create table {schema}.reclaim_log (
 );
 create index reclaim_log_group on {schema}.reclaim_log (group_id, low);
 
--- Why messages were delivered again or never: every move of a group's cursor that somebody asked for.
+-- Why messages were delivered again or never: every move of a group's cursor that somebody asked for, and what retention
+-- removed before the group had done it.
 create table {schema}.position_log (
     id         bigint generated always as identity primary key,
     group_id   bigint not null references {schema}.consumer_group_config on delete cascade,
-    action     text not null check (action in ('rewound', 'skipped')),
+    action     text not null check (action in ('rewound', 'skipped', 'lost')),
     claimed    bigint not null,
     position   bigint not null,
     messages   bigint not null,
+    first_id   bigint,
+    last_id    bigint,
     leases     integer not null,
     exceptions bigint not null,
     changed_by text not null default session_user,
@@ -203,7 +213,7 @@ create table {schema}.duty_status (
     last_error     text,
     last_failed_at timestamptz
 ) with (fillfactor = 50);
-insert into {schema}.duty_status (name) values ('leases'), ('partitions'), ('statistics');
+insert into {schema}.duty_status (name) values ('leases'), ('partitions'), ('retention'), ('statistics');
 
 -- Ends the transaction of a handler whose lease is not ours any more: what follows it, the commit, is a rollback then. Sent
 -- together with that, so that no lease stays locked while an answer is on its way.
@@ -256,13 +266,38 @@ begin
 end
 $sqlstreams$;
 
--- The last visible id of a stream's log (0 when there is none) and when it was produced.
+-- Remove the partitions of a log that were detached, those that begin below an id; return how many. None of them can be
+-- one that extend_log has yet to attach: nobody sees that before it is attached.
+create function {schema}.drop_detached(of_stream bigint, below bigint) returns integer
+language plpgsql set lock_timeout = '2s' as $sqlstreams$
+declare
+    part    text;
+    dropped integer := 0;
+begin
+    for part in
+        select c.relname
+          from pg_catalog.pg_class c
+          join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+         where n.nspname = {schema_literal}
+           and c.relkind = 'r'
+           and not c.relispartition
+           and c.relname ~ ('^message_log_' || of_stream || '_from_[0-9]+$')
+           and substring(c.relname from '[0-9]+$')::bigint < below
+    loop
+        execute pg_catalog.format('drop table %I.%I', {schema_literal}, part);
+        dropped := dropped + 1;
+    end loop;
+    return dropped;
+end
+$sqlstreams$;
+
+-- The last visible id of a stream's log and when it was produced; of an empty log, the id before the first that is kept.
 create function {schema}.log_head(of_stream bigint, out head bigint, out last_at timestamptz)
 language plpgsql stable as $sqlstreams$
 begin
     execute pg_catalog.format('select id, created_at from %I.%I order by id desc limit 1',
         {schema_literal}, 'message_log_' || of_stream) into head, last_at;
-    head := coalesce(head, 0);
+    head := coalesce(head, (select kept_from - 1 from {schema}.stream_config where id = of_stream), 0);
 end
 $sqlstreams$;
 
@@ -326,6 +361,52 @@ begin
           using {schema}.last_id_before(of_stream, clock_timestamp() - held_for - interval '1 minute'), place;
     end if;
     return coalesce(missing - 1, place);
+end
+$sqlstreams$;
+
+-- Where the groups of a stream stand: the first id that each has not done, in the log or in its exception queue, and what
+-- that means. Each state has an index without the dead rows, and a row waits for a key only with a concurrency. Of a sum,
+-- since for the least id itself all the dead rows below it might be read.
+create function {schema}.unread_from(of_stream bigint)
+returns table (group_id bigint, group_name text, first_id bigint, reason text)
+language plpgsql stable as $sqlstreams$
+begin
+    return query execute pg_catalog.format(
+        'select g.id, g.name, u.first_id,'
+        '       format(''group %%s has not done message %%s%%s'', g.name, coalesce(m.id, u.first_id),'
+        '              '' of '' || to_char(m.created_at at time zone ''UTC'', ''YYYY-MM-DD HH24:MI:SS"Z"''))'
+        '  from %1$I.consumer_group_config g'
+        '  join %1$I.consumer_group_cursor c on c.group_id = g.id'
+        ' cross join lateral (select least(c.claimed + 1,'
+        '           (select min(resolved) + 1 from %1$I.claim_lease where group_id = g.id),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''ready''),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''inflight''),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''unread''),'
+        '           (select min(message_id + 0) from %1$I.%2$I'
+        '             where group_id = g.id and state = ''deferred'' and concurrency is not null)) as first_id'
+        '                       offset 0) as u'
+        '  left join lateral (select id, created_at from %1$I.%3$I where id >= u.first_id order by id limit 1) as m on true'
+        ' where g.stream_id = $1 order by u.first_id, g.id',
+        {schema_literal}, 'exception_queue_' || of_stream, 'message_log_' || of_stream) using of_stream;
+end
+$sqlstreams$;
+
+-- When the oldest message of a stream was produced, and which group keeps messages that are older than its retention.
+create function {schema}.log_tail(of_stream bigint, out oldest_at timestamptz, out held_back_by text)
+language plpgsql stable as $sqlstreams$
+declare
+    config record;
+begin
+    select retention, keep_unread, kept_from into config from {schema}.stream_config where id = of_stream;
+    execute pg_catalog.format('select created_at from %I.%I where id >= $1 order by id limit 1',
+        {schema_literal}, 'message_log_' || of_stream) into oldest_at using config.kept_from;
+    if config.keep_unread and oldest_at < now() - config.retention then
+        select u.reason into held_back_by
+          from {schema}.unread_from(of_stream) u
+         where u.first_id <= {schema}.last_id_before(of_stream, now() - config.retention)
+         order by u.first_id
+         limit 1;
+    end if;
 end
 $sqlstreams$;
 
@@ -465,9 +546,15 @@ select s.name,
        h.last_at,
        p.partitions,
        p.size,
-       (select count(*) from {schema}.consumer_group_config g where g.stream_id = s.id)::int as groups
+       (select count(*) from {schema}.consumer_group_config g where g.stream_id = s.id)::int as groups,
+       s.retention,
+       s.keep_unread,
+       s.kept_from,
+       t.oldest_at,
+       t.held_back_by
   from {schema}.stream_config s
  cross join lateral {schema}.log_head(s.id) as h
+ cross join lateral {schema}.log_tail(s.id) as t
  cross join lateral (
        select count(*)::int as partitions, coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::bigint as size
          from pg_catalog.pg_inherits i
@@ -492,7 +579,11 @@ select s.name as stream,
        b.unread,
        b.dead,
        b.superseded,
-       (select count(*) from {schema}.reclaim_log r where r.group_id = g.id) as reclaims
+       (select count(*) from {schema}.reclaim_log r where r.group_id = g.id) as reclaims,
+       (select coalesce(sum(messages), 0)::bigint
+          from {schema}.position_log o
+         where o.group_id = g.id
+           and o.action = 'lost') as lost
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
   join {schema}.consumer_group_cursor c on c.group_id = g.id
@@ -538,11 +629,16 @@ comment on column {schema}.dead_letters.payload is 'what it says; null when the 
 comment on view {schema}.stream_status is 'Every stream and what its log holds';
 comment on column {schema}.stream_status.name is 'the stream';
 comment on column {schema}.stream_status.id is 'its id, the suffix of its tables';
-comment on column {schema}.stream_status.head is 'the last visible message id, 0 when there is none';
+comment on column {schema}.stream_status.head is 'the last visible message id; of an empty log, the id before kept_from';
 comment on column {schema}.stream_status.last_at is 'when that message was produced';
 comment on column {schema}.stream_status.partitions is 'how many partitions the log has';
 comment on column {schema}.stream_status.size is 'bytes of the log with its index';
 comment on column {schema}.stream_status.groups is 'how many consumer groups read it';
+comment on column {schema}.stream_status.retention is 'how old its messages become; null when they stay';
+comment on column {schema}.stream_status.keep_unread is 'whether messages that a group has not done stay beyond that';
+comment on column {schema}.stream_status.kept_from is 'the first id that is kept';
+comment on column {schema}.stream_status.oldest_at is 'when the first message that is kept was produced';
+comment on column {schema}.stream_status.held_back_by is 'which group keeps messages beyond the retention, and the first of them';
 
 comment on view {schema}.consumer_group_status is 'Every consumer group and where it stands';
 comment on column {schema}.consumer_group_status.stream is 'the stream it reads';
@@ -562,6 +658,7 @@ comment on column {schema}.consumer_group_status.unread is 'messages of a schema
 comment on column {schema}.consumer_group_status.dead is 'messages whose retries are spent, or that can never succeed';
 comment on column {schema}.consumer_group_status.superseded is 'messages that were not delivered, since a newer one of their key came first; until compaction removes them';
 comment on column {schema}.consumer_group_status.reclaims is 'how often work was taken over from a process that died';
+comment on column {schema}.consumer_group_status.lost is 'messages that retention removed before the group had done them';
 
 comment on table {schema}.worker_config is 'What processes do for the whole installation';
 comment on column {schema}.worker_config.name is 'the work; manager: schedules and the upkeep of the tables';

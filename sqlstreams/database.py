@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar, cast
 
 import psycopg
@@ -210,6 +211,23 @@ class Database:
         """Ask one statement in a transaction of its own; once more when the connection turned out to be dead."""
         return self._twice(lambda: self._query_once(statement))
 
+    def ask_alone(self, statement: Statement[Any], *, within: float) -> bool:
+        """Ask a statement that runs in no transaction; return False when it was given up after `within` seconds."""
+        with self.connection() as connection:
+            given_up = threading.Event()
+            timer = threading.Timer(within, _give_up, (connection, given_up))
+            timer.start()
+            try:
+                execute(connection, statement)
+            except (pg.QueryCanceled, pg.LockNotAvailable):
+                return False
+            finally:
+                timer.cancel()
+                timer.join()
+            if given_up.is_set():
+                connection.close()  # the cancellation came too late and might meet the next statement
+        return True
+
     def _run_once(self, act: Act[ResultT]) -> ResultT:
         with self.connection() as connection, connection.transaction():
             return drive(connection, act)
@@ -230,6 +248,19 @@ class Database:
         if isinstance(error.__cause__, PoolTimeout):
             raise error
         self._pool.check()
+
+
+def _give_up(connection: psycopg.Connection[Any], given_up: threading.Event) -> None:
+    given_up.set()
+    with suppress(psycopg.Error):  # then the server is gone, as the statement will say
+        connection.cancel_safe(timeout=_PROOF_WITHIN)
+
+
+async def _agive_up(connection: psycopg.AsyncConnection[Any], given_up: asyncio.Event, within: float) -> None:
+    await asyncio.sleep(within)
+    given_up.set()
+    with suppress(psycopg.Error):  # then the server is gone, as the statement will say
+        await connection.cancel_safe(timeout=_PROOF_WITHIN)
 
 
 class _AsyncPool(AsyncConnectionPool):
@@ -350,6 +381,23 @@ class AsyncDatabase:
             if not isinstance(error.__cause__, PoolTimeout):
                 self._start_renewal()  # where one connection broke, the idle ones often did
             raise
+
+    async def ask_alone(self, statement: Statement[Any], *, within: float) -> bool:
+        """Ask a statement that runs in no transaction; return False when it was given up after `within` seconds."""
+        async with self.connection() as connection:
+            given_up = asyncio.Event()
+            timer = asyncio.create_task(_agive_up(connection, given_up, within))
+            try:
+                await aexecute(connection, statement)
+            except (pg.QueryCanceled, pg.LockNotAvailable):
+                return False
+            finally:
+                if not given_up.is_set():
+                    timer.cancel()
+                await asyncio.wait([timer])
+            if given_up.is_set():
+                await connection.close()  # the cancellation came too late and might meet the next statement
+        return True
 
     async def _run_once(self, act: Act[ResultT]) -> ResultT:
         async with self.connection() as connection, connection.transaction():

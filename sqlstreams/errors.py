@@ -377,6 +377,17 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "select * from {schema}.worker_instance",
     ),
     Diagnosis(
+        "SQL0120",
+        "Retention removed messages that a group had not done",
+        "The stream is registered with keep_unread=False, so age alone decides, and the group was slower than that. It "
+        "goes on behind what it lost. consumer.positions() has the first and the last id, and the status of the group "
+        "counts them as lost.",
+        "Give the group more processes, or the stream a longer retention. With keep_unread=True messages stay until "
+        "every group has done them.",
+        "select g.name, p.messages, p.first_id, p.last_id, p.changed_at from {schema}.position_log p "
+        "join {schema}.consumer_group_config g on g.id = p.group_id where p.action = 'lost' order by p.id desc",
+    ),
+    Diagnosis(
         "SQL0140",
         "A relay waits for its broker",
         "The broker does not take messages, or takes them again. Meanwhile the messages that the relay holds wait with "

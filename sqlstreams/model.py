@@ -86,15 +86,19 @@ class StreamInfo(Struct, frozen=True):
     name: str
     max_payload: int
     partition_rows: int
+    retention: timedelta | None
+    keep_unread: bool
     compact_after: timedelta | None
     created_at: datetime
     updated_at: datetime
 
 
 class StreamStatus(Struct, frozen=True):
-    """A stream and what is in it: `head` is the last visible id (0 when there is none), `partitions` those of its log.
+    """A stream and what is in it: `head` is the last visible id, `partitions` those of its log.
 
-    `size` is in bytes and counts the log with its index.
+    `size` is in bytes and counts the log with its index. `kept_from` is the first id that is kept, and `oldest_at` when
+    the first message from there on was produced; of an empty log the head is the id before it. `held_back_by` says
+    which group keeps messages that are older than the stream's retention.
     """
 
     name: str
@@ -104,6 +108,47 @@ class StreamStatus(Struct, frozen=True):
     partitions: int
     size: int
     groups: int
+    kept_from: int
+    oldest_at: datetime | None
+    held_back_by: str | None
+
+
+class LostMessages(Struct, frozen=True):
+    """Messages that retention removed before a group had done them: how many, the first and the last."""
+
+    group: str
+    messages: int
+    first_id: int
+    last_id: int
+
+
+class Expiry(Struct, frozen=True):
+    """What retention removes from a stream: everything below `kept_from`.
+
+    `partitions` of the log are dropped whole, `messages` deleted from the one that is still being written. The
+    exception rows and the history of what is removed go with it, dead letters too. `lost` are messages that groups had
+    not done, where the stream does not keep those. `held_back_by` says what keeps messages that are old enough to go.
+    """
+
+    kept_from: int
+    partitions: int = 0
+    messages: int = 0
+    exceptions: int = 0
+    deliveries: int = 0
+    lost: tuple[LostMessages, ...] = ()
+    held_back_by: tuple[str, ...] = ()
+
+    def behind(self, earlier: Expiry) -> Expiry:
+        """Return what this batch and the earlier ones are together."""
+        return Expiry(
+            kept_from=self.kept_from,
+            partitions=earlier.partitions + self.partitions,
+            messages=earlier.messages + self.messages,
+            exceptions=earlier.exceptions + self.exceptions,
+            deliveries=earlier.deliveries + self.deliveries,
+            lost=earlier.lost + self.lost,
+            held_back_by=self.held_back_by,
+        )
 
 
 class GroupInfo(Struct, frozen=True):
@@ -206,8 +251,8 @@ class GroupStatus(Struct, frozen=True):
     many ids lie between `committed` and `head` (ids that were rolled back count until they are passed), `lag_time`
     how long ago the oldest of them was produced. `ready`, `inflight`, `deferred` (waiting for their key), `unread`
     (waiting for a process that reads their schema version), `dead` and `superseded` (never delivered, since a greater
-    one of their key came first) count the exception queue, each up to 100,000. `holders` are the open transactions that
-    hold back the next claim now.
+    one of their key came first) count the exception queue, each up to 100,000. `lost` counts messages that retention
+    removed before the group had done them. `holders` are the open transactions that hold back the next claim now.
     """
 
     stream: str
@@ -227,6 +272,7 @@ class GroupStatus(Struct, frozen=True):
     dead: int
     superseded: int
     reclaims: int
+    lost: int
     holders: tuple[Holder, ...] = ()
 
 
@@ -364,11 +410,13 @@ class Rewind(Struct, frozen=True):
     """What a rewind of a group does: messages behind `position` and up to `claimed` are delivered once more.
 
     `messages` of them are in the log, from `first_id` to `last_id`. `leases` are the ranges taken from the processes
-    that have them. The exception rows behind `position` are removed, whatever their state.
+    that have them. The exception rows behind `position` are removed, whatever their state. `kept_from` is the first id
+    that the stream keeps: no rewind goes further back.
     """
 
     claimed: int
     position: int
+    kept_from: int
     messages: int
     first_id: int | None
     last_id: int | None
@@ -404,12 +452,17 @@ class Skip(Struct, frozen=True):
 
 
 class PositionChange(Struct, frozen=True):
-    """A rewind ("rewound") or a skip ("skipped") that was done: from where to where, and what it meant."""
+    """A rewind ("rewound") or a skip ("skipped") that was done: from where to where, and what it meant.
+
+    Or what retention removed before the group had done it ("lost"): `messages` from `first_id` to `last_id`.
+    """
 
     action: str
     claimed: int
     position: int
     messages: int
+    first_id: int | None
+    last_id: int | None
     leases: int
     exceptions: int
     changed_by: str

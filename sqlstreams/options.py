@@ -20,6 +20,8 @@ CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
 DELIVERY_LOGS: Final = ("failures", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
+_LONGEST_RETENTION: Final = timedelta(days=36_500)
+_SHORTEST_RETENTION: Final = timedelta(seconds=1)
 _SHORTEST_TIMEOUT: Final = timedelta(milliseconds=1)
 _SHORTEST_AGE: Final = timedelta(microseconds=1)
 _MOST_TRIES: Final = 1_000_000
@@ -29,17 +31,24 @@ _MOST_IDS: Final = 100_000
 class StreamOptions(Struct, frozen=True, kw_only=True):
     """Settings of a stream: the largest payload in bytes, and how many ids one partition of the log spans.
 
+    Messages older than `retention` are removed (None: they stay); with `keep_unread` only those that every group has
+    done or given up.
     `compact_after` is the age at which compaction removes messages that a greater one of their key superseded; None
     leaves that to whoever asks for it.
     """
 
     max_payload: int = 1_048_576
     partition_rows: int = 1_000_000
+    retention: timedelta | None = None
+    keep_unread: bool = True
     compact_after: timedelta | None = None
 
     def __post_init__(self) -> None:
         check_integer("max_payload", self.max_payload, low=1, high=268_435_456)
         check_integer("partition_rows", self.partition_rows, low=1_000, high=1_000_000_000)
+        if self.retention is not None:
+            check_duration("retention", self.retention, low=_SHORTEST_RETENTION, high=_LONGEST_RETENTION)
+        check_flag("keep_unread", self.keep_unread)
         if self.compact_after is not None:
             check_duration("compact_after", self.compact_after, low=_SHORTEST_AGE, high=_LONGEST)
 
@@ -215,6 +224,13 @@ def check_duration(field: str, value: object, *, low: timedelta, high: timedelta
         raise InvalidInput(field, f"must be a timedelta, got {type(value).__name__}")
     if not low <= value <= high:
         raise InvalidInput(field, f"must be between {low} and {high}, got {value}")
+    return value
+
+
+def check_flag(field: str, value: object) -> bool:
+    """Return `value` when it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidInput(field, f"must be True or False, got {type(value).__name__}")
     return value
 
 

@@ -17,7 +17,7 @@ from sqlstreams_cli.guard import confirm_destroying
 from sqlstreams_cli.values import parse_duration, parse_optional_duration, parse_position
 
 if TYPE_CHECKING:
-    from sqlstreams import Client, RawPayload, StoredMessage, Stream
+    from sqlstreams import Client, Expiry, RawPayload, StoredMessage, Stream
     from sqlstreams_cli.feed import Feed
 
 app = noun("Register streams, look at them, put messages in and read them.")
@@ -56,6 +56,14 @@ def register(
     name: Name,
     max_payload: Annotated[int, typer.Option(metavar="BYTES", help="The largest payload.")] = 1_048_576,
     partition_rows: Annotated[int, typer.Option(metavar="N", help="The ids that a partition spans.")] = 1_000_000,
+    retention: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How old messages become, such as 30d. For ever if not given."),
+    ] = None,
+    keep_unread: Annotated[
+        bool,
+        typer.Option("--keep-unread/--drop-unread", help="Whether what a group has not done stays all the same."),
+    ] = True,
     compact_after: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="Let compaction remove superseded messages of this age: 7d, 12h."),
@@ -68,8 +76,32 @@ def register(
     """
     age = None if compact_after is None else parse_duration(compact_after, option="--compact-after")
     with session.client() as client:
-        client.stream(name).register(max_payload=max_payload, partition_rows=partition_rows, compact_after=age)
+        client.stream(name).register(
+            max_payload=max_payload,
+            partition_rows=partition_rows,
+            retention=None if retention is None else parse_duration(retention, option="--retention"),
+            keep_unread=keep_unread,
+            compact_after=age,
+        )
         _show(session, client, name)
+
+
+@command(app, "expire", example="sqlstreams stream expire invoices --preview")
+def expire(
+    session: Session,
+    name: Name,
+    preview: Annotated[bool, typer.Option("--preview", help="Only show what would be removed.")] = False,
+) -> None:
+    """Remove the messages that a stream does not keep any more.
+
+    Those older than its retention, with their exceptions and history. Says what holds back the rest.
+
+    JSON: one object with the fields of Expiry.
+    """
+    with session.client() as client:
+        stream = client.stream(name)
+        expiry = stream.preview_expire() if preview else stream.expire()
+    render.print_json(expiry) if session.as_json else render.print_fields(_describe_expiry(expiry))
 
 
 @command(app, "rename", example="sqlstreams stream rename invoices bills")
@@ -276,6 +308,11 @@ def tail(
         else:
             messages = itertools.islice(_read_all(stream, position), limit)
         _print_messages(session, messages, follow=follow)
+
+
+def _describe_expiry(expiry: Expiry) -> render.Fields:
+    lost = [f"{each.group}: {each.messages:,} from {each.first_id} to {each.last_id}" for each in expiry.lost]
+    return {**render.fields(expiry), "lost": lost}
 
 
 def _last(stream: Stream[RawPayload], *, limit: int, follow: bool) -> Iterator[StoredMessage]:

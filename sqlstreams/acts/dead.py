@@ -93,6 +93,9 @@ def discard_dead_letters(
 
 
 def _next_dead(family: Family, group_id: int, meant: DeadFilter, after: int) -> Act[tuple[list[int], int | None]]:
+    # What retention is about to remove must not wait for a delivery; and it removes nothing that we make wait.
+    kept_from = (yield from ask(statements.hold_kept(family.schema, stream_id=family.stream)))[0].id
+    after = max(after, kept_from - 1)
     # Ids only grow from batch to batch, so what dies again meanwhile is not met a second time.
     found = yield from ask(
         statements.find_dead_letters(family, group_id=group_id, meant=meant, after=after, limit=_DEAD_AT_A_TIME)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
 from sqlstreams import statements
 from sqlstreams.acts.group import get_group, read_group
-from sqlstreams.acts.stream import find_place, get_stream, read_settled_head
+from sqlstreams.acts.stream import find_place, get_stream, read_kept, read_settled_head
 from sqlstreams.errors import InvalidInput
 from sqlstreams.model import (
     PositionChange,
@@ -14,7 +16,7 @@ from sqlstreams.model import (
     Skip,
 )
 from sqlstreams.options import Start
-from sqlstreams.statements import Act, Family, ask
+from sqlstreams.statements import Act, Family, Kept, ask
 
 
 def preview_rewind(schema: str, *, stream: str, name: str, to: Start) -> Act[Rewind]:
@@ -44,6 +46,8 @@ def rewind_group(schema: str, *, stream: str, name: str, to: Start) -> Act[Rewin
                 claimed=done.claimed,
                 position=done.position,
                 messages=done.messages,
+                first_id=done.first_id,
+                last_id=done.last_id,
                 leases=done.leases,
                 exceptions=done.exceptions,
             )
@@ -59,10 +63,15 @@ def free_waiting(schema: str, *, stream: str, name: str) -> Act[Family]:
     info = yield from get_stream(schema, name=stream)
     group = yield from read_group(schema, info, name)
     family = Family(schema, info.id)
-    freed = yield from ask(statements.free_keys(family, group_id=group.id))
-    if freed:
-        yield from ask(statements.promote(family, group_id=group.id, keys=sorted(each.key for each in freed)))
+    yield from free_keys_of(family, group.id)
     return family
+
+
+def free_keys_of(family: Family, group_id: int) -> Act[None]:
+    """Let messages go on that waited for keys which nobody has any more."""
+    freed = yield from ask(statements.free_keys(family, group_id=group_id))
+    if freed:
+        yield from ask(statements.promote(family, group_id=group_id, keys=sorted(each.key for each in freed)))
 
 
 def preview_skip(schema: str, *, stream: str, name: str, to: Start) -> Act[Skip]:
@@ -88,6 +97,8 @@ def skip_group(schema: str, *, stream: str, name: str, to: Start) -> Act[Skip]:
                 claimed=done.claimed,
                 position=done.position,
                 messages=done.messages,
+                first_id=done.first_id,
+                last_id=done.last_id,
             )
         )
     return done
@@ -102,7 +113,10 @@ def list_positions(schema: str, *, stream: str, name: str, limit: int) -> Act[li
 def _preview_rewind(family: Family, group_id: int, to: Start) -> Act[Rewind]:
     schema = family.schema
     claimed = (yield from ask(statements.get_claimed(schema, group_id=group_id)))[0].id
-    asked = min(claimed, (yield from find_place(family, to)))
+    place = yield from find_place(family, to)
+    kept = yield from read_kept(family)
+    _refuse_removed(to, place, kept)
+    asked = min(claimed, place)
     taken = yield from ask(statements.list_leases_above(schema, group_id=group_id, position=asked))
     # A range that the position falls into is delivered as a whole, else its other messages would be lost.
     position = min([asked, *(each.resolved for each in taken if each.low <= asked)])
@@ -114,10 +128,25 @@ def _preview_rewind(family: Family, group_id: int, to: Start) -> Act[Rewind]:
     return Rewind(
         claimed=claimed,
         position=position,
+        kept_from=kept.kept_from,
         leases=len(taken),
         **msgspec.structs.asdict(measured),
         **msgspec.structs.asdict(exceptions),
     )
+
+
+def _refuse_removed(to: Start, place: int, kept: Kept) -> None:
+    # To deliver less than was asked for, and to say so, would be to have somebody find out later what is missing.
+    if isinstance(to, datetime):
+        removed = kept.expired_before is not None and to < kept.expired_before and place < kept.kept_from
+    else:
+        removed = isinstance(to, int) and to < kept.kept_from - 1
+    if removed:
+        raise InvalidInput(
+            "to",
+            f"lies before the first message that is kept, which is {kept.kept_from}: retention removed older ones. "
+            '"beginning" delivers all that is kept',
+        )
 
 
 def _preview_skip(family: Family, group_id: int, to: Start) -> Act[Skip]:

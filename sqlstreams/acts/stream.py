@@ -20,8 +20,8 @@ from sqlstreams.model import (
     StreamVersion,
     VersionUse,
 )
-from sqlstreams.options import Start, StreamOptions
-from sqlstreams.statements import Act, Family, NamedStream, SettledHead, ask
+from sqlstreams.options import MAX_ID, Start, StreamOptions
+from sqlstreams.statements import Act, Family, Kept, NamedStream, SettledHead, ask
 
 _UNSEEN: Final = timedelta(days=1)
 
@@ -107,6 +107,7 @@ def destroy_stream(schema: str, *, name: str, allowed: bool) -> Act[None]:
     """Remove a stream with its messages, its groups and everything known of them."""
     check_destroy(allowed, "stream", name)
     info = yield from lock_stream(schema, name)
+    yield from ask(statements.drop_detached(Family(schema, info.id), below=MAX_ID))
     yield from ask(statements.drop_family(Family(schema, info.id)))
     yield from ask(statements.delete_stream(schema, stream_id=info.id))
     yield from ask(statements.forget_family(schema, stream_id=info.id))
@@ -143,10 +144,21 @@ def find_position(schema: str, *, name: str, start: Start) -> Act[int]:
     return (yield from find_place(Family(schema, info.id), start))
 
 
+def read_kept(family: Family) -> Act[Kept]:
+    """Read the first id that a stream keeps."""
+    found = yield from ask(statements.get_kept(family.schema, stream_id=family.stream))
+    if not found:
+        raise NotFound("stream", f"with id {family.stream}")
+    return found[0]
+
+
 def find_place(family: Family, start: Start) -> Act[int]:
-    """Return the id behind which a position lies in a log."""
-    if start == "beginning":
-        return 0
+    """Return the id behind which a position lies in a log: none lies before the first message that is kept."""
+    place = 0 if start == "beginning" else (yield from _find_place(family, start))
+    return max(place, (yield from read_kept(family)).kept_from - 1)
+
+
+def _find_place(family: Family, start: int | datetime | str) -> Act[int]:
     if isinstance(start, int):
         return start
     at = start if isinstance(start, datetime) else None

@@ -12,7 +12,9 @@ from sqlstreams.client.consumer import Consumer
 from sqlstreams.client.producer import Producer
 from sqlstreams.codec import Codec
 from sqlstreams.consume.tail import Place, read_on
+from sqlstreams.manager.retention import expire_batch
 from sqlstreams.model import (
+    Expiry,
     StoredMessage,
     StreamInfo,
     StreamStatus,
@@ -52,16 +54,26 @@ class Stream(Generic[PayloadT]):
         *,
         max_payload: int = 1_048_576,
         partition_rows: int = 1_000_000,
+        retention: timedelta | None = None,
+        keep_unread: bool = True,
         compact_after: timedelta | None = None,
     ) -> Self:
         """Declare the stream and the shape of its payload; return this handle.
 
         The newest declaration wins, and the same one again writes nothing. `max_payload` is in bytes of JSON,
-        `partition_rows` the ids that one partition of the log spans, `compact_after` the age at which `compact` removes
-        superseded messages (None: it has to be told one). A schema without an installation gets one.
-        Raises `PayloadShapeChanged` when this schema_version is on record with another shape.
+        `partition_rows` the ids that one partition of the log spans. Messages older than `retention` are removed, if
+        it is given; with `keep_unread` not before every group has done them or they are dead there, see `expire`.
+        `compact_after` is the age at which `compact` removes superseded messages (None: it has to be told one). A
+        schema without an installation gets one. Raises `PayloadShapeChanged` when this schema_version is on record with
+        another shape.
         """
-        options = StreamOptions(max_payload=max_payload, partition_rows=partition_rows, compact_after=compact_after)
+        options = StreamOptions(
+            max_payload=max_payload,
+            partition_rows=partition_rows,
+            retention=retention,
+            keep_unread=keep_unread,
+            compact_after=compact_after,
+        )
         self._client._install_if_absent()
         self._client._run(
             lambda: acts.register_stream(self._schema, name=self.name, options=options, codec=self._codec)
@@ -76,6 +88,27 @@ class Stream(Generic[PayloadT]):
     def status(self) -> StreamStatus:
         """Return what the log holds."""
         return self._client._run(lambda: acts.stream_status(self._schema, name=self.name))
+
+    def preview_expire(self) -> Expiry:
+        """Return what `expire` would remove now, and what it would leave that is old enough. Changes nothing."""
+        return self._client._run(lambda: acts.preview_expiry(self._schema, name=self.name))
+
+    def expire(self) -> Expiry:
+        """Remove the messages that the stream does not keep any more; return what was removed and what was held back.
+
+        Full partitions are dropped, of the one that is still written the old messages are deleted. The exception rows
+        and the history of these messages go as well, dead letters too. With `keep_unread` everything stays that a group
+        has not done; without it a group goes on behind what it lost, which `positions` says and `lost` counts. Nobody
+        who produces waits; a partition that a long transaction uses is left to a later call.
+        """
+        done: Expiry | None = None
+        again = True
+        while again:
+            batch = expire_batch(self._client._database, self.name)
+            done = batch.expiry if done is None else batch.expiry.behind(done)
+            again = batch.again
+        assert done is not None
+        return done
 
     def versions(self) -> list[StreamVersion]:
         """Return the schema versions of the stream, and which groups still have messages of them to read.

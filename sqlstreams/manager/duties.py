@@ -7,6 +7,7 @@ from msgspec import Struct
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.manager.duty import Duty
 from sqlstreams.manager.lease import Lease
+from sqlstreams.manager.retention import Retention
 from sqlstreams.manager.upkeep import Leases, Partitions, Statistics
 
 
@@ -22,5 +23,6 @@ def make_duties(office: Office) -> list[Duty]:
     return [
         Partitions(office.database),
         Leases(office.database),
+        Retention(office.database),
         Statistics(office.database),
     ]

@@ -80,12 +80,14 @@ update {schema}.consumer_group_cursor
 
 -- name: log_position
 -- Keep who moved a group, from where to where, and what that meant.
-insert into {schema}.position_log (group_id, action, claimed, position, messages, leases, exceptions)
-values (%(group_id)s, %(action)s, %(claimed)s, %(position)s, %(messages)s, %(leases)s, %(exceptions)s)
+insert into {schema}.position_log
+       (group_id, action, claimed, position, messages, first_id, last_id, leases, exceptions)
+values (%(group_id)s, %(action)s, %(claimed)s, %(position)s, %(messages)s, %(first_id)s, %(last_id)s, %(leases)s,
+        %(exceptions)s)
 
 -- name: list_positions
 -- Read how a group was moved, the latest move first.
-select action, claimed, position, messages, leases, exceptions, changed_by, changed_at
+select action, claimed, position, messages, first_id, last_id, leases, exceptions, changed_by, changed_at
   from {schema}.position_log
  where group_id = %(group_id)s
  order by id desc

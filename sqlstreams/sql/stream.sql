@@ -1,19 +1,20 @@
 -- name: insert_stream
 -- Register a stream, unless there is one of this name; a second caller waits for the first to commit.
-insert into {schema}.stream_config (name, max_payload, partition_rows, compact_after)
-values (%(name)s, %(max_payload)s, %(partition_rows)s, %(compact_after)s)
+insert into {schema}.stream_config (name, max_payload, partition_rows, retention, keep_unread, compact_after)
+values (%(name)s, %(max_payload)s, %(partition_rows)s, %(retention)s, %(keep_unread)s,
+        %(compact_after)s)
 on conflict (name) do nothing
-returning id, name, max_payload, partition_rows, compact_after, created_at, updated_at
+returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
 
 -- name: get_stream
 -- Read one stream by name.
-select id, name, max_payload, partition_rows, compact_after, created_at, updated_at
+select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
   from {schema}.stream_config
  where name = %(name)s
 
 -- name: lock_stream
 -- Read one stream by name and keep others from changing it until we commit.
-select id, name, max_payload, partition_rows, compact_after, created_at, updated_at
+select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
   from {schema}.stream_config
  where name = %(name)s
    for update
@@ -23,10 +24,12 @@ select id, name, max_payload, partition_rows, compact_after, created_at, updated
 update {schema}.stream_config
    set max_payload = %(max_payload)s,
        partition_rows = %(partition_rows)s,
+       retention = %(retention)s,
+       keep_unread = %(keep_unread)s,
        compact_after = %(compact_after)s,
        updated_at = now()
  where id = %(id)s
-returning id, name, max_payload, partition_rows, compact_after, created_at, updated_at
+returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
 
 -- name: mark_keyed
 -- Have the consumers of a stream look at the keys of single messages, before the first that asks for it is produced.
@@ -43,7 +46,7 @@ update {schema}.stream_config
        updated_at = now()
  where id = %(id)s
    and not exists (select from {schema}.stream_config where name = %(new_name)s)
-returning id, name, max_payload, partition_rows, compact_after, created_at, updated_at
+returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
 
 -- name: delete_stream
 -- Remove a stream's registration, and with it its groups and their leases.
@@ -68,13 +71,13 @@ select %(stream_id)s, %(action)s, %(config)s::jsonb
 
 -- name: list_streams
 -- Read every stream by name.
-select id, name, max_payload, partition_rows, compact_after, created_at, updated_at
+select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
   from {schema}.stream_config
  order by name
 
 -- name: get_stream_status
 -- Read what one stream's log holds.
-select name, id, head, last_at, partitions, size, groups
+select name, id, head, last_at, partitions, size, groups, kept_from, oldest_at, held_back_by
   from {schema}.stream_status
  where name = %(name)s
 

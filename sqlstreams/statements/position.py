@@ -95,6 +95,8 @@ def log_position(
     claimed: int,
     position: int,
     messages: int,
+    first_id: int | None,
+    last_id: int | None,
     leases: int = 0,
     exceptions: int = 0,
 ) -> Statement[Nothing]:
@@ -104,6 +106,8 @@ def log_position(
         "claimed": claimed,
         "position": position,
         "messages": messages,
+        "first_id": first_id,
+        "last_id": last_id,
         "leases": leases,
         "exceptions": exceptions,
     }

@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, Any] = {
     "after_key": "",
     "ahead": 0,
     "at": datetime(2026, 1, 1, tzinfo=UTC),
+    "below": 0,
     "bindings": ["eu.*"],
     "breaking": False,
     "chain": ["k"],
@@ -50,7 +51,9 @@ ARGUMENTS: dict[str, Any] = {
     "failures": Failures([1], ["failed"], ["ready"], [0.0], ["ValueError"], ["no"]),
     "family": FAMILY,
     "exceptions": 0,
+    "expired_before": datetime(2026, 1, 1, tzinfo=UTC),
     "fingerprint": "x",
+    "first_id": 1,
     "finished": [TOKEN],
     "followers": 10,
     "free": 5,
@@ -65,10 +68,12 @@ ARGUMENTS: dict[str, Any] = {
     "ids": [1],
     "instance_id": 1,
     "json_schema": b"{}",
+    "kept_from": 10,
     "key": "k",
     "keys": ["k"],
     "known": [TOKEN],
     "last": 10,
+    "last_id": 10,
     "leases": 0,
     "low": 1,
     "library": "1.0",
@@ -113,6 +118,7 @@ ARGUMENTS: dict[str, Any] = {
     "xact": 3,
 }
 DDL = {"create_schema", "create_migration_log", "drop_family", "analyze_log"}
+NOT_IN_A_TRANSACTION = {"detach_partition", "finish_detaching"}
 
 
 def _sample(name: str) -> Statement[Any]:
@@ -143,7 +149,7 @@ def plain_url(server_url: str, template: str) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("name", statement_texts())
+@pytest.mark.parametrize("name", sorted(statement_texts().keys() - NOT_IN_A_TRANSACTION))
 def test_every_statement_fits_the_schema(plain_url: str, name: str) -> None:
     statement = _sample(name)
     assert statement.name == name
@@ -556,6 +562,28 @@ def test_a_position_below_open_transactions_reads_what_was_produced_meanwhile(fu
     scanned, fetched = _touched(full_url, statement)
     assert set(scanned) <= LAST_PARTITION
     assert fetched <= held_for + 1_500
+
+
+def test_what_groups_have_not_done_is_found_among_what_waits(full_url: str) -> None:
+    scanned, fetched = _touched(full_url, statements.list_unread(FAMILY))
+    assert scanned == []
+    assert fetched <= 1_000 + IN_FLIGHT + UNREAD + 4 * GROUPS  # and none of the dead
+
+
+@modes
+@pytest.mark.parametrize("limit", [10, 1_000])
+def test_removing_what_is_not_kept_reads_a_batch_of_it(full_url: str, generic: bool, limit: int) -> None:
+    for statement, partitions in (
+        (statements.delete_expired_exceptions(FAMILY, kept_from=20_001, limit=limit), 0),
+        (statements.delete_expired_deliveries(FAMILY, kept_from=20_001, limit=limit), 0),
+        (statements.delete_expired_messages(FAMILY, first_id=10_000, kept_from=20_001, limit=limit), 2),
+    ):
+        plan = _explain(full_url, statement, generic=generic)
+        assert plan.scanned_through == [], statement.name
+        # A table never analyzed may be sorted, as far as it is not kept.
+        most = 4 * limit + 10 if partitions else 3 * 20_000 + 4 * limit + 10
+        assert limit <= plan.rows <= most, statement.name
+        assert len(plan.partitions) <= partitions, statement.name
 
 
 def _touched(url: str, statement: Statement[Any]) -> tuple[list[str], int]:

@@ -124,6 +124,7 @@ view consumer_group_status
     dead bigint  -- messages whose retries are spent, or that can never succeed
     superseded bigint  -- messages that were not delivered, since a newer one of their key came first; until compaction removes them
     reclaims bigint  -- how often work was taken over from a process that died
+    lost bigint  -- messages that retention removed before the group had done them
  SELECT s.name AS stream,
     g.name,
     g.id,
@@ -142,7 +143,10 @@ view consumer_group_status
     b.superseded,
     ( SELECT count(*) AS count
            FROM sqlstreams.reclaim_log r
-          WHERE r.group_id = g.id) AS reclaims
+          WHERE r.group_id = g.id) AS reclaims,
+    ( SELECT COALESCE(sum(o.messages), 0::numeric)::bigint AS "coalesce"
+           FROM sqlstreams.position_log o
+          WHERE o.group_id = g.id AND o.action = 'lost'::text) AS lost
    FROM sqlstreams.consumer_group_config g
      JOIN sqlstreams.stream_config s ON s.id = g.stream_id
      JOIN sqlstreams.consumer_group_cursor c ON c.group_id = g.id
@@ -332,11 +336,13 @@ table position_log
     claimed bigint not null
     position bigint not null
     messages bigint not null
+    first_id bigint
+    last_id bigint
     leases integer not null
     exceptions bigint not null
     changed_by text not null default SESSION_USER
     changed_at timestamp with time zone not null default now()
-    constraint position_log_action_check CHECK ((action = ANY (ARRAY['rewound'::text, 'skipped'::text])))
+    constraint position_log_action_check CHECK ((action = ANY (ARRAY['rewound'::text, 'skipped'::text, 'lost'::text])))
     constraint position_log_group_id_fkey FOREIGN KEY (group_id) REFERENCES sqlstreams.consumer_group_config(id) ON DELETE CASCADE
     constraint position_log_pkey PRIMARY KEY (id)
 CREATE INDEX position_log_group ON sqlstreams.position_log USING btree (group_id, id)
@@ -369,6 +375,10 @@ table stream_config
     max_payload integer not null
     partition_rows bigint not null
     keyed boolean not null default false
+    retention interval
+    keep_unread boolean not null
+    kept_from bigint not null default 1
+    expired_before timestamp with time zone
     compact_after interval
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
@@ -378,6 +388,7 @@ table stream_config
     constraint stream_config_name_key UNIQUE (name)
     constraint stream_config_partition_rows_check CHECK (((partition_rows >= 1000) AND (partition_rows <= 1000000000)))
     constraint stream_config_pkey PRIMARY KEY (id)
+    constraint stream_config_retention_check CHECK ((retention > '00:00:00'::interval))
 CREATE UNIQUE INDEX stream_config_name_key ON sqlstreams.stream_config USING btree (name)
 CREATE UNIQUE INDEX stream_config_pkey ON sqlstreams.stream_config USING btree (id)
 
@@ -399,11 +410,16 @@ sequence stream_config_log_id_seq as bigint start 1 increment 1 cache 1
 view stream_status
     name text  -- the stream
     id bigint  -- its id, the suffix of its tables
-    head bigint  -- the last visible message id, 0 when there is none
+    head bigint  -- the last visible message id; of an empty log, the id before kept_from
     last_at timestamp with time zone  -- when that message was produced
     partitions integer  -- how many partitions the log has
     size bigint  -- bytes of the log with its index
     groups integer  -- how many consumer groups read it
+    retention interval  -- how old its messages become; null when they stay
+    keep_unread boolean  -- whether messages that a group has not done stay beyond that
+    kept_from bigint  -- the first id that is kept
+    oldest_at timestamp with time zone  -- when the first message that is kept was produced
+    held_back_by text  -- which group keeps messages beyond the retention, and the first of them
  SELECT s.name,
     s.id,
     h.head,
@@ -412,9 +428,15 @@ view stream_status
     p.size,
     (( SELECT count(*) AS count
            FROM sqlstreams.consumer_group_config g
-          WHERE g.stream_id = s.id))::integer AS groups
+          WHERE g.stream_id = s.id))::integer AS groups,
+    s.retention,
+    s.keep_unread,
+    s.kept_from,
+    t.oldest_at,
+    t.held_back_by
    FROM sqlstreams.stream_config s
      CROSS JOIN LATERAL sqlstreams.log_head(s.id) h(head, last_at)
+     CROSS JOIN LATERAL sqlstreams.log_tail(s.id) t(oldest_at, held_back_by)
      CROSS JOIN LATERAL ( SELECT count(*)::integer AS partitions,
             COALESCE(sum(pg_total_relation_size(i.inhrelid::regclass)), 0::numeric)::bigint AS size
            FROM pg_inherits i
@@ -540,6 +562,32 @@ begin
         raise exception '% %', field, problem
             using errcode = 'SS010', column = field, hint = 'sqlstreams explain SQL0010';
     end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.drop_detached(of_stream bigint, below bigint)
+ RETURNS integer
+ LANGUAGE plpgsql
+ SET lock_timeout TO '2s'
+AS $function$
+declare
+    part    text;
+    dropped integer := 0;
+begin
+    for part in
+        select c.relname
+          from pg_catalog.pg_class c
+          join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+         where n.nspname = 'sqlstreams'
+           and c.relkind = 'r'
+           and not c.relispartition
+           and c.relname ~ ('^message_log_' || of_stream || '_from_[0-9]+$')
+           and substring(c.relname from '[0-9]+$')::bigint < below
+    loop
+        execute pg_catalog.format('drop table %I.%I', 'sqlstreams', part);
+        dropped := dropped + 1;
+    end loop;
+    return dropped;
 end
 $function$
 
@@ -699,7 +747,28 @@ AS $function$
 begin
     execute pg_catalog.format('select id, created_at from %I.%I order by id desc limit 1',
         'sqlstreams', 'message_log_' || of_stream) into head, last_at;
-    head := coalesce(head, 0);
+    head := coalesce(head, (select kept_from - 1 from "sqlstreams".stream_config where id = of_stream), 0);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.log_tail(of_stream bigint, OUT oldest_at timestamp with time zone, OUT held_back_by text)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+declare
+    config record;
+begin
+    select retention, keep_unread, kept_from into config from "sqlstreams".stream_config where id = of_stream;
+    execute pg_catalog.format('select created_at from %I.%I where id >= $1 order by id limit 1',
+        'sqlstreams', 'message_log_' || of_stream) into oldest_at using config.kept_from;
+    if config.keep_unread and oldest_at < now() - config.retention then
+        select u.reason into held_back_by
+          from "sqlstreams".unread_from(of_stream) u
+         where u.first_id <= "sqlstreams".last_id_before(of_stream, now() - config.retention)
+         order by u.first_id
+         limit 1;
+    end if;
 end
 $function$
 
@@ -874,5 +943,31 @@ begin
     select extract(epoch from min(i.expires_at) - clock_timestamp()) into retry_in
       from "sqlstreams".worker_instance i
      where i.worker = of_worker and places > 0;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.unread_from(of_stream bigint)
+ RETURNS TABLE(group_id bigint, group_name text, first_id bigint, reason text)
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+    return query execute pg_catalog.format(
+        'select g.id, g.name, u.first_id,'
+        '       format(''group %%s has not done message %%s%%s'', g.name, coalesce(m.id, u.first_id),'
+        '              '' of '' || to_char(m.created_at at time zone ''UTC'', ''YYYY-MM-DD HH24:MI:SS"Z"''))'
+        '  from %1$I.consumer_group_config g'
+        '  join %1$I.consumer_group_cursor c on c.group_id = g.id'
+        ' cross join lateral (select least(c.claimed + 1,'
+        '           (select min(resolved) + 1 from %1$I.claim_lease where group_id = g.id),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''ready''),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''inflight''),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''unread''),'
+        '           (select min(message_id + 0) from %1$I.%2$I'
+        '             where group_id = g.id and state = ''deferred'' and concurrency is not null)) as first_id'
+        '                       offset 0) as u'
+        '  left join lateral (select id, created_at from %1$I.%3$I where id >= u.first_id order by id limit 1) as m on true'
+        ' where g.stream_id = $1 order by u.first_id, g.id',
+        'sqlstreams', 'exception_queue_' || of_stream, 'message_log_' || of_stream) using of_stream;
 end
 $function$
