@@ -213,7 +213,8 @@ create table {schema}.duty_status (
     last_error     text,
     last_failed_at timestamptz
 ) with (fillfactor = 50);
-insert into {schema}.duty_status (name) values ('leases'), ('partitions'), ('retention'), ('statistics');
+insert into {schema}.duty_status (name)
+values ('compaction'), ('leases'), ('partitions'), ('retention'), ('statistics');
 
 -- Ends the transaction of a handler whose lease is not ours any more: what follows it, the commit, is a rollback then. Sent
 -- together with that, so that no lease stays locked while an answer is on its way.

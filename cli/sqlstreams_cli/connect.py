@@ -52,14 +52,14 @@ class Session(Struct, frozen=True):
             yield server.url
 
     @contextmanager
-    def client(self, *, allow_destroy: bool = False) -> Iterator[Client]:
+    def client(self, *, allow_destroy: bool = False, manager: bool = True) -> Iterator[Client]:
         """Lend a client that has reached its database."""
         from sqlstreams import Client
         from sqlstreams.errors import NotFound
 
         with ExitStack() as stack:
             url = stack.enter_context(self.url())
-            client = Client(url, schema=self.schema_name, allow_destroy=allow_destroy)
+            client = Client(url, schema=self.schema_name, allow_destroy=allow_destroy, manager=manager)
             _reach(url)
             stack.enter_context(client)
             try:

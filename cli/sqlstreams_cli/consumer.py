@@ -308,6 +308,7 @@ def run(
     ] = None,
     grace: Annotated[str, typer.Option(metavar="DURATION", help="How long handlers may go on after a signal.")] = "30s",
     create: Annotated[bool, typer.Option("--register", help="Register the group if it is absent.")] = False,
+    no_manager: Annotated[bool, typer.Option("--no-manager", help="Leave the manager to other processes.")] = False,
 ) -> None:
     """Deliver messages to a function until SIGTERM or SIGINT.
 
@@ -330,6 +331,7 @@ def run(
         prefetch=prefetch,
         grace=parse_duration(grace, option="--grace"),
         register=create,
+        manager=not no_manager,
     )
     code = running.run(session, plan)
     if code:

@@ -74,6 +74,7 @@ def _with_database(session: Session) -> Iterator[Check]:
         yield from _guarded("installation", lambda: _installation(client))
         yield from _guarded("privileges", lambda: [_privileges(session, server)])
         yield from _guarded("groups", lambda: _groups(session, client))
+        yield from _guarded("manager", lambda: _manager(client))
 
 
 def _guarded(name: str, look: Callable[[], Iterable[Check]]) -> Iterator[Check]:
@@ -222,6 +223,32 @@ def _how_to_end(holder: Holder) -> str:
     if holder.prepared:
         return f"commit prepared '{holder.gid}' or rollback prepared '{holder.gid}'"
     return f"let it commit or roll back, or end it with: select pg_terminate_backend({holder.pid})"
+
+
+def _manager(client: Client) -> Iterator[Check]:
+    if not client.system.status().installed:
+        return
+    status = client.manager.list()
+    live = [each for each in status.instances if not each.expired]
+    if status.suspended:
+        yield Check("manager", "warn", "it is suspended: nobody does its duties", "sqlstreams manager unsuspend")
+    elif live:
+        where = ", ".join(f"{each.hostname} (process {each.pid})" for each in live)
+        yield Check("manager", "ok", f"it runs at {where}, term {live[-1].term}")
+    else:
+        text = "no process runs it: no upkeep is done. Every process that consumes would"
+        yield Check("manager", "info", text, "sqlstreams manager run")
+    for duty in status.duties:
+        if duty.failures:
+            text = f"it failed {duty.failures:,} times in a row: {_first_line(duty.last_error)}"
+            yield Check(f"duty {duty.name}", "warn", text, "sqlstreams manager list")
+        elif duty.suspended:
+            fix = f"sqlstreams manager unsuspend {duty.name}"
+            yield Check(f"duty {duty.name}", "info", "it is suspended", fix)
+
+
+def _first_line(text: str | None) -> str:
+    return text.splitlines()[0] if text else "-"
 
 
 def _zone_data(now: datetime) -> Iterator[Check]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sqlstreams_cli import consumer, dead, dev, doctor, explain, failing, relay, stream, system
+from sqlstreams_cli import consumer, dead, dev, doctor, explain, failing, manager, relay, stream, system
 from sqlstreams_cli.commands import command, with_shared_options
 from sqlstreams_cli.connect import Session
 
@@ -39,6 +39,7 @@ for _name, _noun in (
     ("stream", stream.app),
     ("consumer", consumer.app),
     ("dead", dead.app),
+    ("manager", manager.app),
     ("relay", relay.app),
 ):
     app.add_typer(_noun, name=_name)

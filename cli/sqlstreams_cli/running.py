@@ -30,12 +30,14 @@ class Plan(Struct, frozen=True):
     prefetch: int | None
     grace: timedelta
     register: bool
+    manager: bool
 
     def arguments(self) -> list[str]:
         """Return the arguments of a process that does a share of it."""
         batch = [] if self.batch is None else [f"--batch={self.batch}"]
         transactional = ["--transactional"] if self.transactional else []
         prefetch = [] if self.prefetch is None else [f"--prefetch={self.prefetch}"]
+        manager = [] if self.manager else ["--no-manager"]
         return [
             "consumer",
             "run",
@@ -47,6 +49,7 @@ class Plan(Struct, frozen=True):
             *batch,
             *transactional,
             *prefetch,
+            *manager,
         ]
 
 
@@ -100,7 +103,7 @@ def _consume(session: Session, plan: Plan, handler: Callable[[Any], Any], kind: 
         processes.end_with_parent(grace=plan.grace.total_seconds())
     else:
         talk(f"consuming {plan.stream} as {plan.group} until Ctrl-C or SIGTERM")
-    with session.client() as client:
+    with session.client(manager=plan.manager) as client:
         consumer = client.stream(plan.stream, kind).consumer(plan.group)
         consumer.consume(
             handler,

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from sqlstreams import acts
 from sqlstreams.database import AsyncDatabase
+from sqlstreams.errors import LeaseLost
 from sqlstreams.manager.duty import Duty
 from sqlstreams.manager.lease import Lease
 from sqlstreams.manager.retention import Retention
-from sqlstreams.manager.upkeep import Leases, Partitions, Statistics
+from sqlstreams.manager.upkeep import Compaction, Leases, Partitions, Statistics
+from sqlstreams.statements import Act
 
 
 class Office(Struct, frozen=True):
-    """What a duty may need: the database, and the lease whose term it can prove in its transactions."""
+    """What a duty may need: the database, and the lease under which it is done."""
 
     database: AsyncDatabase
     lease: Lease
+
+    def prove_term(self) -> Act[None]:
+        """Refuse, within a transaction, to go on when the lease is not ours any more. Raises `LeaseLost`."""
+        term = self.lease.term
+        if term is None or not (yield from acts.prove_term(self.database.schema, term)):
+            raise LeaseLost("this process does not run the manager any more")
 
 
 def make_duties(office: Office) -> list[Duty]:
@@ -25,4 +34,5 @@ def make_duties(office: Office) -> list[Duty]:
         Leases(office.database),
         Retention(office.database),
         Statistics(office.database),
+        Compaction(office.database),
     ]

@@ -7,12 +7,12 @@ from typing import Final
 
 import psycopg
 
-from sqlstreams import statements
+from sqlstreams import acts, statements
 from sqlstreams.database import AsyncDatabase
-from sqlstreams.errors import DatabaseUnavailable, NotInstalled
+from sqlstreams.errors import DatabaseUnavailable, InvalidInput, NotFound, NotInstalled
 from sqlstreams.manager.duty import Ran
 from sqlstreams.manager.lease import clock
-from sqlstreams.statements import Family, LogFill
+from sqlstreams.statements import Compacted, Family, LogFill
 
 _MINUTE: Final = 60.0
 _SOONEST: Final = 1.0
@@ -100,3 +100,32 @@ class Statistics:
             return Ran()
         await self._database.query_once(statements.analyze_log(Family(self._database.schema, outdated[0].id)))
         return Ran(done=1, again=len(outdated) > 1)
+
+
+class Compaction:
+    """Removes what was superseded long enough ago, from the streams that say how long that is."""
+
+    name = "compaction"
+    period = 60 * _MINUTE
+
+    def __init__(self, database: AsyncDatabase) -> None:
+        self._database = database
+        self._left: dict[str, Compacted] = {}
+
+    async def run_once(self) -> Ran:
+        """Do the next step of the round; begin a new round when there is none."""
+        if not self._left:
+            streams = await self._database.run(lambda: acts.list_streams(self._database.schema))
+            self._left = {each.name: acts.BEFORE_ALL for each in streams if each.compact_after is not None}
+        if not self._left:
+            return Ran()
+        name, before = self._left.popitem()
+        try:
+            step = await self._database.run(
+                lambda: acts.compact(self._database.schema, name=name, older_than=None, after=before)
+            )
+        except (NotFound, InvalidInput):  # destroyed, renamed, or to be compacted no more
+            return Ran(again=bool(self._left))
+        if step.is_full:
+            self._left[name] = step
+        return Ran(done=step.removed, again=bool(self._left))

@@ -50,11 +50,17 @@ WITH_DATABASE = [
     "dead history g 1 --stream invoices",
     "dead redrive g 1 --stream invoices",
     "dead discard g 1 --stream invoices --reason no",
+    "manager list",
+    "manager suspend statistics",
+    "manager suspend",
+    "manager unsuspend statistics",
+    "manager unsuspend",
     "doctor",
 ]
 OFFLINE = ["explain", "explain SQL0012"]
 IN_LINES = {"stream tail invoices"}
 MISUSED = [
+    "manager suspend nothing",
     "stream get",
     "stream",
     "stream list --no-such-option",
@@ -118,6 +124,9 @@ PASTED = [
     "consumer destroy",
     "stream rename",
     "stream destroy",
+    "manager list",
+    "manager suspend",
+    "manager unsuspend",
     "doctor",
     "explain",
 ]
@@ -293,7 +302,7 @@ def test_every_help_ends_with_its_example(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_examples_work_when_pasted_one_after_the_other(run: Run, database_url: str) -> None:
     shown = examples()
-    assert set(shown) == {*PASTED, "consumer run", "relay run", "dead show", "dev"}
+    assert set(shown) == {*PASTED, "consumer run", "relay run", "dead show", "dev", "manager run"}
 
     for name in PASTED:
         if "|" in shown[name]:

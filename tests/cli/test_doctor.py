@@ -150,3 +150,15 @@ def test_zone_data_that_is_old_or_differs_is_warned_of(
     monkeypatch.setattr(doctor, "_system_zones", lambda: system)
 
     assert [each.state for each in doctor._zone_data(datetime(2026, 6, 1, tzinfo=UTC))] == states
+
+
+def test_a_duty_that_fails_and_a_manager_that_is_suspended_are_told(run: Run, database_url: str) -> None:
+    assert check(run("doctor", "--json"), "manager")["state"] == "info"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("update sqlstreams.duty_status set failures = 3, last_error = 'X: no' where name = 'leases'")
+    run("manager", "suspend")
+
+    ended = run("doctor", "--json")
+
+    assert (ended.code, check(ended, "manager")["state"]) == (0, "warn")
+    assert check(ended, "duty leases")["text"] == "it failed 3 times in a row: X: no"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID, uuid4
 
-from sqlstreams import AsyncClient, acts, statements
+import pytest
+
+from sqlstreams import AsyncClient, LeaseLost, acts, statements
 from sqlstreams.database import AsyncDatabase
+from sqlstreams.manager.duties import Office
+from sqlstreams.manager.lease import Lease, clock
 from sqlstreams.statements import LeaseAnswer, Term
 from tests.manager.support import database, execute, holders
 
@@ -101,3 +105,16 @@ async def test_where_places_become_fewer_those_that_came_first_stay(client: Asyn
         nobody = await _ask(on, tokens[0])
     assert (nobody.id, nobody.retry_in) == (None, None)
     assert await holders(client) == []
+
+
+async def test_an_act_that_must_not_outlive_the_lease_is_refused_when_it_has(database_url: str) -> None:
+    lease = Lease(15)
+    async with database(database_url) as on:
+        office = Office(on, lease=lease)
+        with pytest.raises(LeaseLost):
+            await on.run(office.prove_term)
+        lease.hear(await _ask(on, lease.token), asked_at=clock())
+        await on.run(office.prove_term)
+        await _expire(database_url)
+        with pytest.raises(LeaseLost):
+            await on.run(office.prove_term)

@@ -78,7 +78,7 @@ async def test_every_duty_of_the_manager_has_run_when_it_ends(client: AsyncClien
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     duties = (await client.manager.list()).duties
-    assert {duty.name for duty in duties} >= {"leases", "partitions", "statistics"}
+    assert {duty.name for duty in duties} >= {"compaction", "leases", "partitions", "retention", "statistics"}
     assert all(duty.failures == 0 and duty.last_run_at is not None for duty in duties)
 
 
@@ -130,7 +130,7 @@ async def _holder(client: AsyncClient, processes: list[Process]) -> Process:
         found[:] = [process for process in processes if process.pid in pids]
         return bool(found)
 
-    await eventually(is_found)
+    await eventually(is_found, within=40)
     assert len(found) == 1
     return found[0]
 
@@ -139,9 +139,9 @@ async def test_the_manager_of_a_killed_process_is_taken_over_within_the_lease(
     client: AsyncClient, group: AsyncConsumer[Note], start: Start
 ) -> None:
     processes = [start(lease=1.0), start(lease=1.0)]
+    await eventually(lambda: all(process.lines("connecting") for process in processes), within=40)
     first = await _holder(client, processes)
     (second,) = [process for process in processes if process is not first]
-    await eventually(lambda: bool(second.lines("connecting")))
     first.send(signal.SIGKILL)
     assert await _holder(client, [second]) is second
     (instance,) = (await client.manager.list()).instances
@@ -152,6 +152,7 @@ async def test_a_frozen_holder_finds_its_lease_gone_when_it_wakes(
     client: AsyncClient, group: AsyncConsumer[Note], start: Start
 ) -> None:
     processes = [start(lease=1.0), start(lease=1.0)]
+    await eventually(lambda: all(process.lines("connecting") for process in processes), within=40)
     frozen = await _holder(client, processes)
     (other,) = [process for process in processes if process is not frozen]
     frozen.send(signal.SIGSTOP)

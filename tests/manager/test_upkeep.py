@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import psycopg
 import pytest
 
 from sqlstreams import AsyncClient
 from sqlstreams.database import AsyncDatabase
-from sqlstreams.manager.upkeep import Leases, Partitions, Statistics
+from sqlstreams.manager.upkeep import Compaction, Leases, Partitions, Statistics
 from tests.manager.support import database, execute
 from tests.support import Note, eventually
 
@@ -107,3 +108,27 @@ async def _until_counted(url: str) -> None:
         return await execute(url, counted) == [(3000,)]
 
     await eventually(is_counted)
+
+
+async def test_streams_that_say_how_long_are_compacted_step_by_step(
+    client: AsyncClient, on: AsyncDatabase, database_url: str
+) -> None:
+    await client.stream("kept", Note).register()
+    compacted = await client.stream("notes", Note).register(compact_after=timedelta(days=1))
+    for stream in ("kept", "notes"):
+        producer = client.stream(stream, Note).producer()
+        for rank in range(3):
+            await producer.produce(Note("x"), key="k", compaction_rank=rank)
+    await execute(
+        database_url,
+        "update sqlstreams.message_log_1 set created_at = now() - interval '2 days'",
+        "update sqlstreams.message_log_2 set created_at = now() - interval '2 days'",
+    )
+    duty = Compaction(on)
+    ran = await duty.run_once()
+    assert (ran.done, ran.again) == (2, False)
+    assert [each.id for each in await compacted.history("k")] == [3]
+    assert len(await client.stream("kept", Note).history("k")) == 3
+    assert (await duty.run_once()).done == 0
+    await client.stream("notes", Note).destroy()
+    assert (await duty.run_once()).done == 0
