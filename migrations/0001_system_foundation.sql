@@ -173,6 +173,84 @@ create table {schema}.position_log (
 );
 create index position_log_group on {schema}.position_log (group_id, id);
 
+-- What to produce and when. `revision` grows with every change, so that nobody fires what has been changed meanwhile.
+-- `fingerprint` is that of the payload's shape: when the stream's is another, the schedule does not fire.
+create table {schema}.schedule_config (
+    id              bigint generated always as identity primary key,
+    name            text not null unique check (name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'),
+    stream_id       bigint not null references {schema}.stream_config on delete cascade,
+    expression      text not null,
+    timezone        text not null,
+    payload         json not null,
+    schema_version  integer not null check (schema_version >= 1),
+    fingerprint     text,
+    concurrency     text not null check (concurrency in ('parallel', 'exclusive', 'ordered')),
+    timeout_ns      bigint not null check (timeout_ns > 0),
+    catch_up        text not null check (catch_up in ('newest', 'oldest', 'all', 'skip')),
+    catch_up_window interval not null check (catch_up_window >= interval '0'),
+    jitter          interval check (jitter > interval '0'),
+    start_at        timestamptz,
+    end_at          timestamptz check (end_at >= start_at),
+    compaction      boolean not null check (not (compaction and concurrency = 'ordered')),
+    suspended_at    timestamptz,
+    revision        bigint not null default 1,
+    created_at      timestamptz not null default now(),
+    updated_at      timestamptz not null default now()
+);
+create index schedule_config_stream on {schema}.schedule_config (stream_id);
+
+create table {schema}.schedule_config_log (
+    id          bigint generated always as identity primary key,
+    schedule_id bigint not null,
+    name        text not null,
+    action      text not null check (action in ('registered', 'changed', 'suspended', 'unsuspended', 'destroyed')),
+    config      json not null,
+    changed_by  text not null default session_user,
+    changed_at  timestamptz not null default now()
+);
+create index schedule_config_log_name on {schema}.schedule_config_log (name, id);
+
+-- Where a schedule stands. `next_slot` is the first slot that was neither fired nor recorded as skipped; null when there
+-- is none left. `due_at` is when somebody has to look at it: the slot and its jitter, or the next try after a failure;
+-- null while there is nothing to fire or the schedule is suspended.
+create table {schema}.schedule_cursor (
+    schedule_id          bigint primary key references {schema}.schedule_config on delete cascade,
+    next_slot            timestamptz,
+    due_at               timestamptz,
+    last_slot            timestamptz,
+    last_fired_at        timestamptz,
+    last_message_id      bigint,
+    consecutive_failures integer not null default 0,
+    last_error           text,
+    failed_at            timestamptz,
+    zone_data            text not null
+) with (fillfactor = 70);
+create index schedule_cursor_due on {schema}.schedule_cursor (due_at) where due_at is not null;
+create index schedule_cursor_zone_data on {schema}.schedule_cursor (zone_data, schedule_id);
+
+-- Each slot fires once: the fire, its message and the move of the cursor are one transaction.
+create table {schema}.schedule_fire (
+    schedule_id   bigint not null references {schema}.schedule_config on delete cascade,
+    scheduled_for timestamptz not null,
+    fired_at      timestamptz not null default clock_timestamp(),
+    kind          text not null check (kind in ('slot', 'catch_up', 'backfill', 'manual')),
+    message_id    bigint not null,
+    fired_by      text not null,
+    primary key (schedule_id, scheduled_for)
+);
+
+-- Slots that were not fired, as ranges with their reason.
+create table {schema}.schedule_skip (
+    id          bigint generated always as identity primary key,
+    schedule_id bigint not null references {schema}.schedule_config on delete cascade,
+    first_slot  timestamptz not null,
+    last_slot   timestamptz not null check (last_slot >= first_slot),
+    slots       bigint not null check (slots > 0),
+    reason      text not null check (reason in ('catch_up', 'window', 'suspended', 'edited')),
+    recorded_at timestamptz not null default now()
+);
+create index schedule_skip_schedule on {schema}.schedule_skip (schedule_id, id);
+
 -- How many processes may do a work of the installation at once. `term` counts those that did so far.
 create table {schema}.worker_config (
     name             text primary key check (name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'),
@@ -214,7 +292,7 @@ create table {schema}.duty_status (
     last_failed_at timestamptz
 ) with (fillfactor = 50);
 insert into {schema}.duty_status (name)
-values ('compaction'), ('leases'), ('partitions'), ('retention'), ('statistics');
+values ('compaction'), ('leases'), ('partitions'), ('retention'), ('schedules'), ('statistics');
 
 -- Ends the transaction of a handler whose lease is not ours any more: what follows it, the commit, is a rollback then. Sent
 -- together with that, so that no lease stays locked while an answer is on its way.
@@ -612,6 +690,44 @@ select s.name as stream,
   from {schema}.consumer_group_config g
   join {schema}.stream_config s on s.id = g.stream_id
  cross join lateral {schema}.group_dead_letters(s.id, g.id) as d;
+
+create view {schema}.schedule_status as
+select s.name,
+       s.id,
+       t.name as stream,
+       s.expression,
+       s.timezone,
+       s.catch_up,
+       s.suspended_at is not null as suspended,
+       c.next_slot,
+       c.due_at,
+       c.last_slot,
+       c.last_fired_at,
+       c.last_message_id,
+       c.consecutive_failures,
+       c.last_error,
+       c.failed_at
+  from {schema}.schedule_config s
+  join {schema}.stream_config t on t.id = s.stream_id
+  join {schema}.schedule_cursor c on c.schedule_id = s.id;
+
+comment on view {schema}.schedule_status is 'Every schedule and where it stands';
+comment on column {schema}.schedule_status.name is 'the schedule, and the key of its messages';
+comment on column {schema}.schedule_status.id is 'its id';
+comment on column {schema}.schedule_status.stream is 'the stream it produces to';
+comment on column {schema}.schedule_status.expression is 'when it is due, as a cron expression';
+comment on column {schema}.schedule_status.timezone is 'the zone that the expression is read in';
+comment on column {schema}.schedule_status.catch_up is 'which slots are fired after a time when nobody fired them';
+comment on column {schema}.schedule_status.suspended is 'whether it is stopped until somebody unsuspends it';
+comment on column {schema}.schedule_status.next_slot is 'the first slot neither fired nor skipped; null when none is left';
+comment on column {schema}.schedule_status.due_at is
+    'when it is looked at: the slot and its jitter, or the next try after a failure; null while suspended';
+comment on column {schema}.schedule_status.last_slot is 'the last slot that fired';
+comment on column {schema}.schedule_status.last_fired_at is 'when it fired';
+comment on column {schema}.schedule_status.last_message_id is 'the message of that fire';
+comment on column {schema}.schedule_status.consecutive_failures is 'tries that failed since the last fire';
+comment on column {schema}.schedule_status.last_error is 'why the last try that failed did';
+comment on column {schema}.schedule_status.failed_at is 'when that was';
 
 comment on view {schema}.dead_letters is 'Every dead message: its retries are spent, or it can never succeed';
 comment on column {schema}.dead_letters.stream is 'the stream it was produced to';

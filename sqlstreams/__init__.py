@@ -1,8 +1,16 @@
 """Streams, consumer groups, schedules and deadlines inside the PostgreSQL you already have."""
 
 from sqlstreams import cron as cron
-from sqlstreams.aio import AsyncClient, AsyncConsumer, AsyncManager, AsyncProducer, AsyncStream, AsyncSystem
-from sqlstreams.client import Client, Consumer, Manager, Producer, Stream, System
+from sqlstreams.aio import (
+    AsyncClient,
+    AsyncConsumer,
+    AsyncManager,
+    AsyncProducer,
+    AsyncScheduler,
+    AsyncStream,
+    AsyncSystem,
+)
+from sqlstreams.client import Client, Consumer, Manager, Producer, Scheduler, Stream, System
 from sqlstreams.consume.context import meta, metas
 from sqlstreams.errors import (
     BrokerUnavailable,
@@ -28,6 +36,7 @@ from sqlstreams.errors import (
 )
 from sqlstreams.migration import library_version as _library_version
 from sqlstreams.model import (
+    Backfilled,
     BindingDeclaration,
     BindingPreview,
     BlockedKey,
@@ -39,6 +48,7 @@ from sqlstreams.model import (
     Expiry,
     GroupBindings,
     GroupInfo,
+    GroupOutcome,
     GroupStatus,
     Holder,
     Instance,
@@ -56,6 +66,12 @@ from sqlstreams.model import (
     Redriven,
     Rewind,
     RoutingKeyUse,
+    ScheduledMessage,
+    ScheduleEdit,
+    ScheduleFire,
+    ScheduleInfo,
+    ScheduleSkip,
+    ScheduleStatus,
     ServerSettings,
     ServerStatus,
     Skip,
@@ -76,8 +92,10 @@ __all__ = [
     "AsyncConsumer",
     "AsyncManager",
     "AsyncProducer",
+    "AsyncScheduler",
     "AsyncStream",
     "AsyncSystem",
+    "Backfilled",
     "BindingDeclaration",
     "BindingPreview",
     "BlockedKey",
@@ -100,6 +118,7 @@ __all__ = [
     "ExtraMissing",
     "GroupBindings",
     "GroupInfo",
+    "GroupOutcome",
     "GroupStatus",
     "Holder",
     "Instance",
@@ -127,6 +146,13 @@ __all__ = [
     "Redriven",
     "Rewind",
     "RoutingKeyUse",
+    "ScheduleEdit",
+    "ScheduleFire",
+    "ScheduleInfo",
+    "ScheduleSkip",
+    "ScheduleStatus",
+    "ScheduledMessage",
+    "Scheduler",
     "SchemaTooNew",
     "ServerSettings",
     "ServerStatus",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
@@ -120,13 +121,20 @@ def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
     return "; ".join(changes) or "a nested type differs"
 
 
-def encode_options(*, headers: Mapping[str, str] | None, delivery: DeliveryOptions = ASKS_NOTHING) -> bytes | None:
+def encode_options(
+    *,
+    headers: Mapping[str, str] | None,
+    delivery: DeliveryOptions = ASKS_NOTHING,
+    scheduled_at: datetime | None = None,
+) -> bytes | None:
     """Return the stored form of a message's options, or None when there are none."""
     options: dict[str, object] = {}
     if headers is not None and (checked := _check_headers(headers)):
         options["headers"] = checked
     if delivery is not ASKS_NOTHING:
         options |= msgspec.to_builtins(delivery)
+    if scheduled_at is not None:
+        options["scheduled_at"] = scheduled_at.astimezone(UTC)
     return _ENCODER.encode(options) if options else None
 
 
@@ -149,6 +157,21 @@ def _check_headers(headers: object) -> dict[str, str]:
 
 class _Options(Struct, frozen=True):
     headers: dict[str, str] = {}
+
+
+class _Scheduled(Struct, frozen=True):
+    scheduled_at: datetime | None = None
+
+
+_SCHEDULED = msgspec.json.Decoder(_Scheduled)
+
+
+def decode_scheduled_at(options: bytes | None) -> datetime | None:
+    """Return the slot of the schedule that produced a message; None when no schedule did."""
+    try:
+        return _SCHEDULED.decode(options).scheduled_at if options else None
+    except msgspec.DecodeError:  # none that this library wrote
+        return None
 
 
 _OPTIONS = msgspec.json.Decoder(_Options)

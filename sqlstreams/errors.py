@@ -259,6 +259,25 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "with initdb and postgres), or name a running server with --database-url or SQLSTREAMS_DATABASE_URL.",
     ),
     Diagnosis(
+        "SQL0130",
+        "A schedule could not be fired",
+        "A slot is due and its message could not be produced. It is tried again after growing pauses, up to five "
+        "minutes; other schedules go on. `scheduler.status()` has the error and counts the tries.",
+        "Read the error. When the shape of the stream's payload has changed, register the schedule again with a "
+        "payload of the new one.",
+        "select name, consecutive_failures, last_error, failed_at, due_at from {schema}.schedule_status "
+        "where consecutive_failures > 0",
+    ),
+    Diagnosis(
+        "SQL0058",
+        "A schedule's target stream keeps no success rows",
+        "No group of the stream that the schedule produces to keeps a row of each delivery that succeeds. That a "
+        "message succeeded is then known from the group's cursor: `scheduler.messages()` tells it, but not when.",
+        "Nothing needs to be done. To keep such rows, register a group of the stream with delivery_log='all'.",
+        "select s.name, g.name, g.delivery_log from {schema}.stream_config s "
+        "left join {schema}.consumer_group_config g on g.stream_id = s.id",
+    ),
+    Diagnosis(
         "SQL0051",
         "An extra of sqlstreams is not installed",
         "What was asked for needs a Python package that sqlstreams does not bring along by itself.",

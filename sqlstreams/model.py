@@ -56,7 +56,7 @@ class Meta(Struct, frozen=True):
 
     `failures` counts earlier deliveries to this group that ended in an exception, `delays` those that raised `Delay`;
     `attempt` is 1 for the first delivery. `timeout`, `max_retries` and `max_delays` are what holds for this message, of
-    all that it, its producer and the group say.
+    all that it, its producer and the group say. `scheduled_at` is the slot of the schedule that produced it.
     """
 
     id: int
@@ -67,6 +67,7 @@ class Meta(Struct, frozen=True):
     headers: Mapping[str, str]
     schema_version: int
     created_at: datetime
+    scheduled_at: datetime | None
     failures: int
     delays: int
     timeout: timedelta | None
@@ -467,6 +468,142 @@ class PositionChange(Struct, frozen=True):
     exceptions: int
     changed_by: str
     changed_at: datetime
+
+
+class ScheduleInfo(Struct, frozen=True):
+    """A schedule as it is registered.
+
+    `next_slot` is the first slot that was neither fired nor skipped (None: there is none left), `suspended_at` when it
+    was stopped (None: it was not), `revision` counts the changes. `payload` is the JSON of each message.
+    """
+
+    id: int
+    name: str
+    stream: str
+    expression: str
+    timezone: str
+    payload: RawPayload
+    schema_version: int
+    fingerprint: str | None
+    concurrency: str
+    timeout: timedelta
+    catch_up: str
+    catch_up_window: timedelta
+    jitter: timedelta | None
+    start_at: datetime | None
+    end_at: datetime | None
+    compaction: bool
+    suspended_at: datetime | None
+    revision: int
+    next_slot: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it is stopped until somebody unsuspends it."""
+        return self.suspended_at is not None
+
+
+class GroupOutcome(Struct, frozen=True):
+    """What became of a message in one group.
+
+    `outcome` is "pending" (not claimed yet), "inflight" (a process has it), "succeeded", "ready" (waits for its next
+    try, at `can_run_after`), "deferred" (waits for its key), "unread" (no process can read its version), "dead",
+    "superseded" (a newer one has its place), "not bound" (the bindings leave it out), or "skipped" (the group began
+    behind it, or was moved past it). `failures` and the error are None where it has not failed.
+    """
+
+    group: str
+    outcome: str
+    failures: int | None
+    error_type: str | None
+    error: str | None
+    can_run_after: datetime | None
+
+
+class ScheduleStatus(Struct, frozen=True):
+    """Where a schedule stands.
+
+    `due_at` is when it is looked at: `next_slot` and its jitter, or the next try after a failure; None while suspended.
+    `last_slot` is the last slot that fired, `last_message_id` the last message, also of a run by hand; `groups` say
+    what became of that. `fires` and `skipped_slots` count its whole history.
+    """
+
+    name: str
+    id: int
+    stream: str
+    suspended: bool
+    next_slot: datetime | None
+    due_at: datetime | None
+    last_slot: datetime | None
+    last_fired_at: datetime | None
+    last_message_id: int | None
+    consecutive_failures: int
+    last_error: str | None
+    failed_at: datetime | None
+    fires: int
+    skipped_slots: int
+    groups: tuple[GroupOutcome, ...]
+
+
+class ScheduleFire(Struct, frozen=True):
+    """A message that a schedule produced.
+
+    `kind` is "slot" (on time), "catch_up" (after a time when nobody fired), "backfill" or "manual"; `scheduled_for` is
+    its slot, of a manual one when it was asked for. `fired_by` is the host and process.
+    """
+
+    scheduled_for: datetime
+    fired_at: datetime
+    kind: str
+    message_id: int
+    fired_by: str
+
+
+class ScheduleSkip(Struct, frozen=True):
+    """A range of slots that were not fired: from `first_slot` to `last_slot`, `slots` of them.
+
+    `reason` is "catch_up" (older than what was fired instead), "window" (older than catch_up_window), "suspended", or
+    "edited" (the schedule was changed before they were fired).
+    """
+
+    first_slot: datetime
+    last_slot: datetime
+    slots: int
+    reason: str
+    recorded_at: datetime
+
+
+class ScheduleEdit(Struct, frozen=True):
+    """A change of a schedule: "registered", "changed", "suspended", "unsuspended" or "destroyed"; what it was then."""
+
+    schedule_id: int
+    action: str
+    config: dict[str, Any]
+    changed_by: str
+    changed_at: datetime
+
+
+class ScheduledMessage(Struct, frozen=True):
+    """A message that a schedule produced, and what became of it in each group."""
+
+    id: int
+    scheduled_for: datetime
+    fired_at: datetime
+    kind: str
+    groups: tuple[GroupOutcome, ...]
+
+
+class Backfilled(Struct, frozen=True):
+    """What a backfill came to: slots that fired now, and slots that had fired before."""
+
+    fired: int = 0
+    already_fired: int = 0
+
+    def behind(self, earlier: Backfilled) -> Backfilled:
+        """Return what this part and the earlier ones are together."""
+        return Backfilled(self.fired + earlier.fired, self.already_fired + earlier.already_fired)
 
 
 class StoredMessage(Struct, frozen=True):

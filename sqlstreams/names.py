@@ -54,6 +54,11 @@ def check_schema(value: object) -> str:
     return value
 
 
+def channel(schema: str) -> str:
+    """Return the name of the channel on which an installation says what is new; PostgreSQL allows 63 bytes."""
+    return f"sqlstreams:{schema}".encode()[:63].decode(errors="ignore")
+
+
 def encode_text(field: str, value: str) -> bytes:
     """Return `value` as UTF-8; refuse what PostgreSQL cannot store as text (NUL, lone surrogates)."""
     if "\x00" in value:

@@ -17,6 +17,7 @@ Start = Literal["beginning", "head"] | int | datetime
 """Where a new group begins: the first kept message, behind the last one, after an id, or at a time."""
 
 CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
+CATCH_UPS: Final = ("newest", "oldest", "all", "skip")
 DELIVERY_LOGS: Final = ("failures", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
@@ -117,6 +118,29 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
         check_duration("retry_base", self.retry_base, low=timedelta(0), high=_LONGEST)
         check_duration("retry_cap", self.retry_cap, low=self.retry_base, high=_LONGEST)
         check_number("retry_exponent", self.retry_exponent, low=1.0, high=10.0)
+
+
+class ScheduleOptions(Struct, frozen=True, kw_only=True):
+    """Settings of a schedule beside its payload and its slots. See `AsyncScheduler.register`."""
+
+    concurrency: str = "parallel"
+    timeout: timedelta = timedelta(seconds=30)
+    catch_up: str = "newest"
+    catch_up_window: timedelta = timedelta(days=365)
+    jitter: timedelta | None = None
+    compaction: bool = True
+
+    def __post_init__(self) -> None:
+        check_concurrency("concurrency", self.concurrency)
+        check_duration("timeout", self.timeout, low=_SHORTEST_TIMEOUT, high=_LONGEST)
+        check_choice("catch_up", self.catch_up, CATCH_UPS)
+        check_duration("catch_up_window", self.catch_up_window, low=timedelta(0), high=_LONGEST)
+        if self.jitter is not None:
+            check_duration("jitter", self.jitter, low=timedelta(milliseconds=1), high=_LONGEST)
+        if not isinstance(self.compaction, bool):
+            raise InvalidInput("compaction", f"must be a bool, got {type(self.compaction).__name__}")
+        if self.compaction and self.concurrency == "ordered":
+            raise InvalidInput("concurrency", "of 'ordered' needs compaction=False: it keeps what compaction drops")
 
 
 class DeadFilter(Struct, frozen=True, kw_only=True):

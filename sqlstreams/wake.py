@@ -14,6 +14,7 @@ import psycopg
 
 from sqlstreams import statements
 from sqlstreams.database import Address, AsyncDatabase, execute
+from sqlstreams.names import channel
 from sqlstreams.sql import quote_identifier
 
 _log = logging.getLogger("sqlstreams.wake")
@@ -28,11 +29,6 @@ News = int | str | None
 """What a notification says: the id of a stream, one of `TOPICS`, or None when anything may have happened."""
 
 TOPICS: Final = frozenset({"manager", "schedules", "deadlines"})
-
-
-def channel(schema: str) -> str:
-    """Return the name of the channel of one installation; PostgreSQL allows 63 bytes."""
-    return f"sqlstreams:{schema}".encode()[:63].decode(errors="ignore")
 
 
 class Notifier:

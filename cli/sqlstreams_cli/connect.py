@@ -95,6 +95,8 @@ def _suggestions(client: Client, absent: NotFound) -> list[str]:
             names = [each.name for each in client.list_streams()]
         case "consumer group":
             names = [f"{each.name} on {each.stream}" for each in client.list_consumers()]
+        case "schedule":
+            names = [each.name for each in client.list_schedules()]
         case _:
             return []
     close = difflib.get_close_matches(absent.name, names, n=3)

@@ -7,5 +7,6 @@ from sqlstreams.acts.group import *  # noqa: F403  # one namespace, a file a nou
 from sqlstreams.acts.manager import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.position import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.retention import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.acts.schedule import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.stream import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.system import *  # noqa: F403  # one namespace, a file a noun

@@ -4,7 +4,16 @@ from sqlstreams.aio.client import AsyncClient
 from sqlstreams.aio.consumer import AsyncConsumer
 from sqlstreams.aio.manager import AsyncManager
 from sqlstreams.aio.producer import AsyncProducer
+from sqlstreams.aio.scheduler import AsyncScheduler
 from sqlstreams.aio.stream import AsyncStream
 from sqlstreams.aio.system import AsyncSystem
 
-__all__ = ["AsyncClient", "AsyncConsumer", "AsyncManager", "AsyncProducer", "AsyncStream", "AsyncSystem"]
+__all__ = [
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncManager",
+    "AsyncProducer",
+    "AsyncScheduler",
+    "AsyncStream",
+    "AsyncSystem",
+]

@@ -14,6 +14,7 @@ from psycopg import errors as pg
 from sqlstreams import acts
 from sqlstreams.aio.log import Log
 from sqlstreams.aio.manager import AsyncManager
+from sqlstreams.aio.scheduler import AsyncScheduler
 from sqlstreams.aio.stream import AsyncStream
 from sqlstreams.aio.system import AsyncSystem
 from sqlstreams.consume.presence import Presence
@@ -24,6 +25,7 @@ from sqlstreams.model import (
     GroupInfo,
     MigrationStep,
     RawPayload,
+    ScheduleInfo,
     StreamInfo,
 )
 from sqlstreams.names import check_name
@@ -74,9 +76,11 @@ class AsyncClient:
         self._database = AsyncDatabase(self._address)
         hearing = Hearing(self._database, listen_conninfo=None if listen is None else listen.conninfo)
         self._presence = Presence(self._database, lease_ttl=lease_ttl.total_seconds(), hearing=hearing)
-        self._management = Management(self._database, lease_ttl=lease_ttl.total_seconds(), hearing=hearing)
-        self._runs_manager = manager
         self._notifier = Notifier(self._address)
+        self._management = Management(
+            self._database, lease_ttl=lease_ttl.total_seconds(), hearing=hearing, notifier=self._notifier
+        )
+        self._runs_manager = manager
         self._logs: dict[tuple[str, int], Log] = {}
         self._joined: dict[object, set[int]] = {}
         self._checked = False
@@ -124,6 +128,16 @@ class AsyncClient:
         if stream is not None:
             check_name("stream", stream)
         return await self._run(lambda: acts.list_groups(self._address.schema, stream=stream))
+
+    def scheduler(self, name: str) -> AsyncScheduler:
+        """Return a handle on a schedule. No I/O happens, and the schedule need not exist."""
+        return AsyncScheduler(self, name)
+
+    async def list_schedules(self, stream: str | None = None) -> list[ScheduleInfo]:
+        """Return every schedule, or those of one stream, by name."""
+        if stream is not None:
+            check_name("stream", stream)
+        return await self._run(lambda: acts.list_schedules(self._address.schema, stream=stream))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from sqlstreams import acts
 from sqlstreams.consume.stopping import Stop, stopped_by_signals
 from sqlstreams.model import ManagerStatus
-from sqlstreams.names import check_name
-from sqlstreams.wake import channel
+from sqlstreams.names import channel, check_name
 
 if TYPE_CHECKING:
     from sqlstreams.aio.client import AsyncClient

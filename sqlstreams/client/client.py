@@ -14,6 +14,7 @@ from sqlstreams import acts
 from sqlstreams.aio import AsyncClient
 from sqlstreams.client.log import Log
 from sqlstreams.client.manager import Manager
+from sqlstreams.client.scheduler import Scheduler
 from sqlstreams.client.stream import Stream
 from sqlstreams.client.system import System
 from sqlstreams.database import Database, address
@@ -22,6 +23,7 @@ from sqlstreams.model import (
     GroupInfo,
     MigrationStep,
     RawPayload,
+    ScheduleInfo,
     StreamInfo,
 )
 from sqlstreams.names import check_name
@@ -118,6 +120,16 @@ class Client:
         if stream is not None:
             check_name("stream", stream)
         return self._run(lambda: acts.list_groups(self._address.schema, stream=stream))
+
+    def scheduler(self, name: str) -> Scheduler:
+        """Return a handle on a schedule. No I/O happens, and the schedule need not exist."""
+        return Scheduler(self, name)
+
+    def list_schedules(self, stream: str | None = None) -> list[ScheduleInfo]:
+        """Return every schedule, or those of one stream, by name."""
+        if stream is not None:
+            check_name("stream", stream)
+        return self._run(lambda: acts.list_schedules(self._address.schema, stream=stream))
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlstreams import acts
 from sqlstreams.model import ManagerStatus
-from sqlstreams.names import check_name
-from sqlstreams.wake import channel
+from sqlstreams.names import channel, check_name
 
 if TYPE_CHECKING:
     from sqlstreams.client.client import Client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from sqlstreams.codec import decode_headers
+from sqlstreams.codec import decode_headers, decode_scheduled_at
 from sqlstreams.consume import ranges
 from sqlstreams.consume.budget import Budget
 from sqlstreams.model import Meta
@@ -57,6 +57,7 @@ def _meta(stream: str, group: str, row: Columns, budget: Budget) -> Meta:
         headers=decode_headers(row[ranges.OPTIONS]),
         schema_version=row[ranges.SCHEMA_VERSION],
         created_at=row[ranges.CREATED_AT],
+        scheduled_at=decode_scheduled_at(row[ranges.OPTIONS]),
         failures=failures,
         delays=delays,
         timeout=budget.timeout,

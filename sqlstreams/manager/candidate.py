@@ -20,8 +20,9 @@ from sqlstreams.manager.duty import Duty
 from sqlstreams.manager.duty_loop import DutyLoop
 from sqlstreams.manager.lease import Lease, clock
 from sqlstreams.migration import library_version
+from sqlstreams.names import channel
 from sqlstreams.statements import DutyReport, LeaseAnswer
-from sqlstreams.wake import TOPICS, Hearing, News, channel
+from sqlstreams.wake import TOPICS, Hearing, News
 
 _log = logging.getLogger("sqlstreams.manager")
 

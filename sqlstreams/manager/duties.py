@@ -10,15 +10,18 @@ from sqlstreams.errors import LeaseLost
 from sqlstreams.manager.duty import Duty
 from sqlstreams.manager.lease import Lease
 from sqlstreams.manager.retention import Retention
+from sqlstreams.manager.schedules import ScheduleProducer
 from sqlstreams.manager.upkeep import Compaction, Leases, Partitions, Statistics
 from sqlstreams.statements import Act
+from sqlstreams.wake import Notifier
 
 
 class Office(Struct, frozen=True):
-    """What a duty may need: the database, and the lease under which it is done."""
+    """What a duty may need: the database, who wakes consumers, and the lease under which it is done."""
 
     database: AsyncDatabase
     lease: Lease
+    notifier: Notifier
 
     def prove_term(self) -> Act[None]:
         """Refuse, within a transaction, to go on when the lease is not ours any more. Raises `LeaseLost`."""
@@ -30,6 +33,7 @@ class Office(Struct, frozen=True):
 def make_duties(office: Office) -> list[Duty]:
     """Return the duties, each with what it keeps between its batches. Their names are in the table duty_status too."""
     return [
+        ScheduleProducer(office.database, office.notifier),
         Partitions(office.database),
         Leases(office.database),
         Retention(office.database),

@@ -10,15 +10,16 @@ from sqlstreams.database import AsyncDatabase
 from sqlstreams.manager.candidate import Candidate
 from sqlstreams.manager.duties import Office, make_duties
 from sqlstreams.manager.lease import Lease
-from sqlstreams.wake import Hearing
+from sqlstreams.wake import Hearing, Notifier
 
 
 class Management:
     """Lets a client's consumptions, and whoever else wants it, share one candidate."""
 
-    def __init__(self, database: AsyncDatabase, *, hearing: Hearing, lease_ttl: float) -> None:
+    def __init__(self, database: AsyncDatabase, *, hearing: Hearing, notifier: Notifier, lease_ttl: float) -> None:
         self._database = database
         self._hearing = hearing
+        self._notifier = notifier
         self._lease_ttl = lease_ttl
         self._users = 0
         self._running: asyncio.Task[None] | None = None
@@ -48,7 +49,7 @@ class Management:
 
     async def _run(self) -> None:
         lease = Lease(self._lease_ttl)
-        office = Office(self._database, lease=lease)
+        office = Office(self._database, lease=lease, notifier=self._notifier)
         await Candidate(self._database, lease=lease, duties=make_duties(office), hearing=self._hearing).run()
 
     def _ended(self, running: asyncio.Task[None]) -> None:

@@ -7,17 +7,29 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
 from sqlstreams import statements
-from sqlstreams.database import AsyncDatabase, Database, aexecute, asynchronise, execute, is_broken, synchronise
+from sqlstreams.database import (
+    AsyncDatabase,
+    Database,
+    adrive,
+    aexecute,
+    asynchronise,
+    drive,
+    execute,
+    is_broken,
+    synchronise,
+)
 from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
 from sqlstreams.produce.batch import Batch, prepare_adapters
-from sqlstreams.statements import Family, Statement
+from sqlstreams.statements import Act, Family, Statement
+
+ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger("sqlstreams.produce")
 
@@ -120,13 +132,20 @@ def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
 def append_within(connection: psycopg.Connection[Any], room: LogRoom, batch: Batch) -> list[int]:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
-    _join_transaction(connection)
+    join_transaction(connection)
     if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
         appended = _append_all(connection, batch)
     else:
         appended = _append_healing(connection, room, batch)
     room.saw(appended[-1])
     return appended
+
+
+def act_within(connection: psycopg.Connection[Any], act: Act[ResultT]) -> ResultT:
+    """Drive an act in the caller's transaction, which goes on when the act fails."""
+    join_transaction(connection)
+    with connection.transaction():
+        return drive(connection, act)
 
 
 def make_room(database: Database, room: LogRoom, size: int = 0, *, attempt: int = 0) -> None:
@@ -164,7 +183,8 @@ def _commit(database: Database, batch: Batch) -> list[int]:
         return ids
 
 
-def _join_transaction(connection: psycopg.Connection[Any]) -> None:
+def join_transaction(connection: psycopg.Connection[Any]) -> None:
+    """Begin the caller's transaction, where the driver would begin one for the first statement."""
     # What psycopg would begin for the first statement it must also begin here: a block would end it at its own end.
     synchronise(connection)
     if connection.info.transaction_status == TransactionStatus.IDLE and not connection.autocommit:
@@ -244,13 +264,20 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inser
 async def aappend_within(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Batch) -> list[int]:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
-    await _ajoin_transaction(connection)
+    await ajoin_transaction(connection)
     if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
         appended = await _aappend_all(connection, batch)
     else:
         appended = await _aappend_healing(connection, room, batch)
     room.saw(appended[-1])
     return appended
+
+
+async def aact_within(connection: psycopg.AsyncConnection[Any], act: Act[ResultT]) -> ResultT:
+    """Drive an act in the caller's transaction, which goes on when the act fails."""
+    await ajoin_transaction(connection)
+    async with connection.transaction():
+        return await adrive(connection, act)
 
 
 async def amake_room(database: AsyncDatabase, room: LogRoom, size: int = 0, *, attempt: int = 0) -> None:
@@ -288,7 +315,8 @@ async def _acommit(database: AsyncDatabase, batch: Batch, inserted: Callable[[],
         return ids
 
 
-async def _ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
+async def ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Begin the caller's transaction, where the driver would begin one for the first statement."""
     await asynchronise(connection)
     if connection.info.transaction_status == TransactionStatus.IDLE and not connection.autocommit:
         await connection.execute("select")

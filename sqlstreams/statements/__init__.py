@@ -11,6 +11,7 @@ from sqlstreams.statements.manager import *  # noqa: F403  # one namespace, a fi
 from sqlstreams.statements.position import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.produce import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.retention import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.schedule import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.statement import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.stream import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.system import *  # noqa: F403  # one namespace, a file a noun

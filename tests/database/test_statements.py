@@ -20,15 +20,17 @@ from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from sqlstreams import Client, statements
-from sqlstreams.options import DeadFilter, GroupOptions, StreamOptions
+from sqlstreams.options import DeadFilter, GroupOptions, ScheduleOptions, StreamOptions
 from sqlstreams.produce.batch import JsonArray, prepare_adapters
+from sqlstreams.slots import Rule
 from sqlstreams.sql import statement_texts
-from sqlstreams.statements import DutyReport, Failures, Family, Statement, Term
+from sqlstreams.statements import Declared, DutyReport, Failures, Family, Statement, Term
 from tests.database.databases import database_of_a_module
 from tests.support import Note
 
 FAMILY = Family("sqlstreams", 1)
 TOKEN = UUID(int=1)
+DECLARED = Declared(1, Rule("* * * * *", "UTC"), b"{}", 1, None, ScheduleOptions())
 ARGUMENTS: dict[str, Any] = {
     "above": 0,
     "action": "registered",
@@ -93,6 +95,26 @@ ARGUMENTS: dict[str, Any] = {
     "position": 1,
     "ranks": [0],
     "rate": 100.0,
+    "counts": [1],
+    "declared": DECLARED,
+    "due_at": datetime(2026, 1, 1, tzinfo=UTC),
+    "due_ats": [datetime(2026, 1, 1, tzinfo=UTC), None],
+    "errors": ["no"],
+    "fired_by": "here 1",
+    "first_slots": [datetime(2026, 1, 1, tzinfo=UTC)],
+    "kinds": ["slot"],
+    "known_slots": [datetime(2026, 1, 1, tzinfo=UTC), None],
+    "last_slots": [datetime(2026, 1, 1, tzinfo=UTC)],
+    "next_slot": None,
+    "next_slots": [datetime(2026, 1, 1, tzinfo=UTC), None],
+    "reasons": ["edited"],
+    "retimed": [True],
+    "revisions": [1],
+    "schedule_id": 1,
+    "schedule_ids": [1, 2],
+    "slots": [datetime(2026, 1, 1, tzinfo=UTC)],
+    "within": 60.0,
+    "zone_data": "2026.5",
     "reports": [DutyReport("leases", 1, 2, 0.5, 0.1, 2, None, 60.0, 0, None, None)],
     "reason": "no",
     "resolved": [1, 2],

@@ -12,6 +12,7 @@ from sqlstreams.database import AsyncDatabase
 from sqlstreams.manager.duties import Office
 from sqlstreams.manager.lease import Lease, clock
 from sqlstreams.statements import LeaseAnswer, Term
+from sqlstreams.wake import Notifier
 from tests.manager.support import database, execute, holders
 
 
@@ -110,7 +111,7 @@ async def test_where_places_become_fewer_those_that_came_first_stay(client: Asyn
 async def test_an_act_that_must_not_outlive_the_lease_is_refused_when_it_has(database_url: str) -> None:
     lease = Lease(15)
     async with database(database_url) as on:
-        office = Office(on, lease=lease)
+        office = Office(on, lease=lease, notifier=Notifier(on.address))
         with pytest.raises(LeaseLost):
             await on.run(office.prove_term)
         lease.hear(await _ask(on, lease.token), asked_at=clock())

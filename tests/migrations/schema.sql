@@ -369,6 +369,142 @@ CREATE UNIQUE INDEX reclaim_log_pkey ON sqlstreams.reclaim_log USING btree (id)
 
 sequence reclaim_log_id_seq as bigint start 1 increment 1 cache 1
 
+table schedule_config
+    id bigint not null generated always as identity
+    name text not null
+    stream_id bigint not null
+    expression text not null
+    timezone text not null
+    payload json not null
+    schema_version integer not null
+    fingerprint text
+    concurrency text not null
+    timeout_ns bigint not null
+    catch_up text not null
+    catch_up_window interval not null
+    jitter interval
+    start_at timestamp with time zone
+    end_at timestamp with time zone
+    compaction boolean not null
+    suspended_at timestamp with time zone
+    revision bigint not null default 1
+    created_at timestamp with time zone not null default now()
+    updated_at timestamp with time zone not null default now()
+    constraint schedule_config_catch_up_check CHECK ((catch_up = ANY (ARRAY['newest'::text, 'oldest'::text, 'all'::text, 'skip'::text])))
+    constraint schedule_config_catch_up_window_check CHECK ((catch_up_window >= '00:00:00'::interval))
+    constraint schedule_config_check CHECK ((end_at >= start_at))
+    constraint schedule_config_check1 CHECK ((NOT (compaction AND (concurrency = 'ordered'::text))))
+    constraint schedule_config_concurrency_check CHECK ((concurrency = ANY (ARRAY['parallel'::text, 'exclusive'::text, 'ordered'::text])))
+    constraint schedule_config_jitter_check CHECK ((jitter > '00:00:00'::interval))
+    constraint schedule_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
+    constraint schedule_config_name_key UNIQUE (name)
+    constraint schedule_config_pkey PRIMARY KEY (id)
+    constraint schedule_config_schema_version_check CHECK ((schema_version >= 1))
+    constraint schedule_config_stream_id_fkey FOREIGN KEY (stream_id) REFERENCES sqlstreams.stream_config(id) ON DELETE CASCADE
+    constraint schedule_config_timeout_ns_check CHECK ((timeout_ns > 0))
+CREATE UNIQUE INDEX schedule_config_name_key ON sqlstreams.schedule_config USING btree (name)
+CREATE UNIQUE INDEX schedule_config_pkey ON sqlstreams.schedule_config USING btree (id)
+CREATE INDEX schedule_config_stream ON sqlstreams.schedule_config USING btree (stream_id)
+
+sequence schedule_config_id_seq as bigint start 1 increment 1 cache 1
+
+table schedule_config_log
+    id bigint not null generated always as identity
+    schedule_id bigint not null
+    name text not null
+    action text not null
+    config json not null
+    changed_by text not null default SESSION_USER
+    changed_at timestamp with time zone not null default now()
+    constraint schedule_config_log_action_check CHECK ((action = ANY (ARRAY['registered'::text, 'changed'::text, 'suspended'::text, 'unsuspended'::text, 'destroyed'::text])))
+    constraint schedule_config_log_pkey PRIMARY KEY (id)
+CREATE INDEX schedule_config_log_name ON sqlstreams.schedule_config_log USING btree (name, id)
+CREATE UNIQUE INDEX schedule_config_log_pkey ON sqlstreams.schedule_config_log USING btree (id)
+
+sequence schedule_config_log_id_seq as bigint start 1 increment 1 cache 1
+
+table schedule_cursor with (fillfactor=70)
+    schedule_id bigint not null
+    next_slot timestamp with time zone
+    due_at timestamp with time zone
+    last_slot timestamp with time zone
+    last_fired_at timestamp with time zone
+    last_message_id bigint
+    consecutive_failures integer not null default 0
+    last_error text
+    failed_at timestamp with time zone
+    zone_data text not null
+    constraint schedule_cursor_pkey PRIMARY KEY (schedule_id)
+    constraint schedule_cursor_schedule_id_fkey FOREIGN KEY (schedule_id) REFERENCES sqlstreams.schedule_config(id) ON DELETE CASCADE
+CREATE INDEX schedule_cursor_due ON sqlstreams.schedule_cursor USING btree (due_at) WHERE (due_at IS NOT NULL)
+CREATE UNIQUE INDEX schedule_cursor_pkey ON sqlstreams.schedule_cursor USING btree (schedule_id)
+CREATE INDEX schedule_cursor_zone_data ON sqlstreams.schedule_cursor USING btree (zone_data, schedule_id)
+
+table schedule_fire
+    schedule_id bigint not null
+    scheduled_for timestamp with time zone not null
+    fired_at timestamp with time zone not null default clock_timestamp()
+    kind text not null
+    message_id bigint not null
+    fired_by text not null
+    constraint schedule_fire_kind_check CHECK ((kind = ANY (ARRAY['slot'::text, 'catch_up'::text, 'backfill'::text, 'manual'::text])))
+    constraint schedule_fire_pkey PRIMARY KEY (schedule_id, scheduled_for)
+    constraint schedule_fire_schedule_id_fkey FOREIGN KEY (schedule_id) REFERENCES sqlstreams.schedule_config(id) ON DELETE CASCADE
+CREATE UNIQUE INDEX schedule_fire_pkey ON sqlstreams.schedule_fire USING btree (schedule_id, scheduled_for)
+
+table schedule_skip
+    id bigint not null generated always as identity
+    schedule_id bigint not null
+    first_slot timestamp with time zone not null
+    last_slot timestamp with time zone not null
+    slots bigint not null
+    reason text not null
+    recorded_at timestamp with time zone not null default now()
+    constraint schedule_skip_check CHECK ((last_slot >= first_slot))
+    constraint schedule_skip_pkey PRIMARY KEY (id)
+    constraint schedule_skip_reason_check CHECK ((reason = ANY (ARRAY['catch_up'::text, 'window'::text, 'suspended'::text, 'edited'::text])))
+    constraint schedule_skip_schedule_id_fkey FOREIGN KEY (schedule_id) REFERENCES sqlstreams.schedule_config(id) ON DELETE CASCADE
+    constraint schedule_skip_slots_check CHECK ((slots > 0))
+CREATE UNIQUE INDEX schedule_skip_pkey ON sqlstreams.schedule_skip USING btree (id)
+CREATE INDEX schedule_skip_schedule ON sqlstreams.schedule_skip USING btree (schedule_id, id)
+
+sequence schedule_skip_id_seq as bigint start 1 increment 1 cache 1
+
+view schedule_status
+    name text  -- the schedule, and the key of its messages
+    id bigint  -- its id
+    stream text  -- the stream it produces to
+    expression text  -- when it is due, as a cron expression
+    timezone text  -- the zone that the expression is read in
+    catch_up text  -- which slots are fired after a time when nobody fired them
+    suspended boolean  -- whether it is stopped until somebody unsuspends it
+    next_slot timestamp with time zone  -- the first slot neither fired nor skipped; null when none is left
+    due_at timestamp with time zone  -- when it is looked at: the slot and its jitter, or the next try after a failure; null while suspended
+    last_slot timestamp with time zone  -- the last slot that fired
+    last_fired_at timestamp with time zone  -- when it fired
+    last_message_id bigint  -- the message of that fire
+    consecutive_failures integer  -- tries that failed since the last fire
+    last_error text  -- why the last try that failed did
+    failed_at timestamp with time zone  -- when that was
+ SELECT s.name,
+    s.id,
+    t.name AS stream,
+    s.expression,
+    s.timezone,
+    s.catch_up,
+    s.suspended_at IS NOT NULL AS suspended,
+    c.next_slot,
+    c.due_at,
+    c.last_slot,
+    c.last_fired_at,
+    c.last_message_id,
+    c.consecutive_failures,
+    c.last_error,
+    c.failed_at
+   FROM sqlstreams.schedule_config s
+     JOIN sqlstreams.stream_config t ON t.id = s.stream_id
+     JOIN sqlstreams.schedule_cursor c ON c.schedule_id = s.id;
+
 table stream_config
     id bigint not null generated always as identity
     name text not null

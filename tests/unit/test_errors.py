@@ -16,7 +16,7 @@ from sqlstreams.errors import CATALOGUE, SqlstreamsError, explain
 CLASSES = {
     name: each for name, each in vars(errors).items() if inspect.isclass(each) and issubclass(each, SqlstreamsError)
 }
-EVENTS = sorted(code for code in CATALOGUE if code >= "SQL0100")
+EVENTS = sorted(code for code in CATALOGUE if code >= "SQL0100" or code == "SQL0058")
 SOURCE = "\n".join(
     path.read_text(encoding="utf-8")
     for path in Path(sqlstreams.__file__).parent.rglob("*.py")

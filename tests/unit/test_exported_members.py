@@ -16,6 +16,7 @@ PAIRS = [
     (sqlstreams.Stream, sqlstreams.AsyncStream),
     (sqlstreams.Producer, sqlstreams.AsyncProducer),
     (sqlstreams.Consumer, sqlstreams.AsyncConsumer),
+    (sqlstreams.Scheduler, sqlstreams.AsyncScheduler),
     (sqlstreams.Manager, sqlstreams.AsyncManager),
 ]
 pairs = pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS, ids=[each.__name__ for each, _ in PAIRS])
@@ -88,7 +89,8 @@ def test_both_faces_take_the_same_arguments(blocking: type[Any], asynchronous: t
 def test_what_waits_on_one_face_is_awaited_on_the_other(blocking: type[Any], asynchronous: type[Any]) -> None:
     for name, offered in _public(blocking).items():
         other = _public(asynchronous)[name]
-        returns_handle = name in {"__init__", "stream", "producer", "consumer", "system", "manager", "transaction"}
+        handles = {"stream", "producer", "consumer", "system", "manager", "scheduler", "transaction"}
+        returns_handle = name in handles | {"__init__"}
         awaited = inspect.iscoroutinefunction(other) or inspect.isasyncgenfunction(other)
         assert awaited != returns_handle, name
         assert not inspect.iscoroutinefunction(offered), name

@@ -1,0 +1,223 @@
+"""The duty that fires schedules when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+import psycopg
+from msgspec import Struct
+
+from sqlstreams import statements
+from sqlstreams.database import AsyncDatabase
+from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
+from sqlstreams.manager.catch_up import Plan, make_plan
+from sqlstreams.manager.duty import Ran
+from sqlstreams.manager.firing import Outcome, Refusal, awithin, charge, fire_plans, refuse
+from sqlstreams.slots import Rule
+from sqlstreams.statements import DueSchedule, DueSchedules, OutdatedSchedule
+from sqlstreams.wake import Notifier
+from sqlstreams.zones import zone_data_version
+
+_log = logging.getLogger("sqlstreams.schedules")
+
+_AT_ONCE: Final = 1_000
+_BYTES_AT_ONCE: Final = 32_000_000
+_FIRES_AT_ONCE: Final = 2_000
+_FIRES_OF_ONE: Final = 100
+_AHEAD: Final = 60.0
+_AHEAD_AT_ONCE: Final = 10_000
+_QUIET: Final = 0.2
+_LOCKED_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_ZONE_DATA_PERIOD: Final = 600.0
+
+
+class _Planned(Struct, frozen=True):
+    plans: tuple[Plan, ...]
+    refusals: tuple[Refusal, ...]
+    is_more: bool
+
+
+class ScheduleProducer:
+    """Fires what is due, a bounded batch in one transaction; any number of these may run at once.
+
+    So it needs no proof that its process is still the manager: the rows say what has fired.
+    """
+
+    name = "schedules"
+    period = 5.0
+
+    def __init__(self, database: AsyncDatabase, notifier: Notifier) -> None:
+        self._database = database
+        self._notifier = notifier
+        self._locked_before = 0
+        self._zone_data_seen_at = -_ZONE_DATA_PERIOD
+
+    async def run_once(self) -> Ran:
+        """Fire what is due; while nothing is, compute what will have to be known then."""
+        if retimed := await self._retime():
+            return Ran(done=retimed, again=True)
+        started = time.monotonic()
+        due = statements.due_schedules(
+            await self._database.query(statements.list_due_schedules(self._database.schema, limit=_AT_ONCE))
+        )
+        if not due.schedules:
+            if due.due_in is None or due.due_in > _QUIET:
+                await self._look_ahead()
+            return Ran(due_in=_remaining(due.due_in, started))
+        planned = await asyncio.to_thread(_plan, due)
+        outcome = await self._fire_all(planned.plans)
+        await self._charge([*planned.refusals, *outcome.refusals])
+        for stream_id in outcome.stream_ids:
+            self._notifier.notify(stream_id)
+        again = planned.is_more and not outcome.left
+        return Ran(outcome.fires, again=again, due_in=_remaining(self._due_in(due, planned, outcome), started))
+
+    async def _fire_all(self, plans: Sequence[Plan]) -> Outcome:
+        # Those that failed before go alone, so that their neighbours do not meet their trouble again.
+        outcome = await self._fire([plan for plan in plans if not plan.schedule.failures])
+        for plan in plans:
+            if plan.schedule.failures:
+                outcome = _together(outcome, await self._fire([plan]))
+        return outcome
+
+    async def _fire(self, plans: Sequence[Plan]) -> Outcome:
+        """Carry out plans together; where the database refuses, find out by halves which one it was."""
+        if not plans:
+            return _NOTHING
+        schema, stream_ids = self._database.schema, {plan.schedule.stream_id for plan in plans}
+        try:
+            return await awithin(
+                self._database,
+                lambda: fire_plans(schema, plans),
+                stream_ids=stream_ids,
+            )
+        except (DatabaseUnavailable, ProduceUncertain):
+            raise  # the rows will say what happened
+        except (psycopg.Error, SqlstreamsError) as error:
+            if len(plans) == 1:
+                return Outcome(frozenset(), 0, (refuse(plans[0], f"{type(error).__name__}: {error}"),), frozenset())
+            half = len(plans) // 2
+            return _together(await self._fire(plans[:half]), await self._fire(plans[half:]))
+
+    async def _charge(self, refusals: Sequence[Refusal]) -> None:
+        if not refusals:
+            return
+        for each in refusals:
+            _log.warning("SQL0130 schedule %d could not be fired for %s: %s", each.schedule_id, each.slot, each.error)
+        await self._database.run(lambda: charge(self._database.schema, refusals))
+
+    def _due_in(self, due: DueSchedules, planned: _Planned, outcome: Outcome) -> float | None:
+        waits = [(plan.due_at - due.now).total_seconds() for plan in planned.plans if plan.due_at is not None]
+        waits += [] if due.due_in is None else [due.due_in]
+        waits += [0.5] if planned.refusals or outcome.refusals else []
+        self._locked_before = self._locked_before + 1 if outcome.left else 0
+        if outcome.left:  # being changed or fired by another
+            waits.append(_LOCKED_PAUSES[min(self._locked_before, len(_LOCKED_PAUSES)) - 1])
+            waits = [max(wait, waits[-1]) for wait in waits]
+        return min(waits, default=None)
+
+    async def _look_ahead(self) -> None:
+        schema = self._database.schema
+        coming = await self._database.query(
+            statements.list_coming_schedules(schema, within=_AHEAD, limit=_AHEAD_AT_ONCE)
+        )
+        await asyncio.to_thread(_compute_following, coming)
+
+    async def _retime(self) -> int:
+        """Compute the next slots of a batch of schedules again where our zone data is newer than theirs."""
+        if time.monotonic() - self._zone_data_seen_at < _ZONE_DATA_PERIOD:
+            return 0
+        schema, ours = self._database.schema, zone_data_version()
+        for known in await self._database.query(statements.list_zone_data(schema)):
+            if _version(known) < _version(ours):
+                found = statements.list_outdated_schedules(schema, zone_data=known, limit=_AT_ONCE)
+                outdated = await self._database.query(found)
+                await self._database.query(await asyncio.to_thread(_retimed, schema, outdated, ours))
+                return len(outdated)
+        self._zone_data_seen_at = time.monotonic()
+        return 0
+
+
+_NOTHING: Final = Outcome(frozenset(), 0, (), frozenset())
+
+
+def _together(one: Outcome, other: Outcome) -> Outcome:
+    return Outcome(
+        one.stream_ids | other.stream_ids,
+        one.fires + other.fires,
+        one.refusals + other.refusals,
+        one.left | other.left,
+    )
+
+
+def _remaining(due_in: float | None, started: float) -> float | None:
+    return None if due_in is None else max(0.0, due_in - (time.monotonic() - started))
+
+
+def _plan(due: DueSchedules) -> _Planned:
+    plans: list[Plan] = []
+    refusals: list[Refusal] = []
+    size, fires = 0, 0
+    for schedule in due.schedules:
+        if plans and (size > _BYTES_AT_ONCE or fires >= _FIRES_AT_ONCE):
+            return _Planned(tuple(plans), tuple(refusals), is_more=True)
+        try:
+            plan = make_plan(schedule, due.now, limit=_FIRES_OF_ONE)
+        except SqlstreamsError as error:
+            refusals.append(_unplanned(schedule, error))
+            continue
+        plans.append(plan)
+        size += schedule.size * max(1, len(plan.fires))
+        fires += len(plan.fires)
+    is_more = len(due.schedules) == _AT_ONCE or any(plan.is_behind for plan in plans)
+    return _Planned(tuple(plans), tuple(refusals), is_more=is_more)
+
+
+def _unplanned(schedule: DueSchedule, error: SqlstreamsError) -> Refusal:
+    return Refusal(schedule.id, schedule.revision, schedule.next_slot, f"{type(error).__name__}: {error}")
+
+
+def _compute_following(coming: Iterable[tuple[Rule, datetime]]) -> None:
+    # Kept by the rule itself, and so at hand when the slot is due.
+    for rule, slot in coming:
+        try:
+            rule.next_after(slot)
+        except SqlstreamsError:  # told when the schedule is due
+            continue
+        time.sleep(0)  # lets the event loop's thread in between
+
+
+def _retimed(schema: str, outdated: Sequence[OutdatedSchedule], ours: str) -> statements.Statement[statements.Nothing]:
+    slots = [_next_slot(schedule) for schedule in outdated]
+    return statements.retime_schedules(
+        schema,
+        schedule_ids=[schedule.id for schedule in outdated],
+        revisions=[schedule.revision for schedule in outdated],
+        known_slots=[schedule.next_slot for schedule in outdated],
+        next_slots=slots,
+        due_ats=[
+            None if slot is None else schedule.rule.delayed(schedule.id, slot, jitter=schedule.jitter)
+            for schedule, slot in zip(outdated, slots, strict=True)
+        ],
+        retimed=[slot != schedule.next_slot for schedule, slot in zip(outdated, slots, strict=True)],
+        zone_data=ours,
+    )
+
+
+def _next_slot(schedule: OutdatedSchedule) -> datetime | None:
+    # What was due already stays so; what comes is computed as if it had been from the beginning.
+    if schedule.next_slot is None or schedule.next_slot <= schedule.now:
+        return schedule.next_slot
+    try:
+        return schedule.rule.next_after(schedule.now)
+    except SqlstreamsError:  # told when the schedule is due
+        return schedule.next_slot
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
