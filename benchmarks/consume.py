@@ -59,14 +59,16 @@ def measure(report: Report, given: Arguments, where: Place) -> None:
     contenders: dict[str, Callable[[], float]] = {
         "bare SELECT, pages of 1,000": lambda: count / in_process(_select, where.url, log, count),
         "consume, async handler": lambda: count / _consuming(where, count, processor),
+        "consume, async handler, history of all": lambda: count / in_process(_consume_kept, where.url, count).wall,
         "consume, plain handler in threads": lambda: (
             in_threads / in_process(_consume_plain, where.url, in_threads).wall
         ),
     }
-    selected, consumed, _ = (found := rounds(where, contenders, count=given.rounds)).values()
+    selected, consumed, kept, _ = (found := rounds(where, contenders, count=given.rounds)).values()
     for name, samples in found.items():
         report.figure(name, samples, "messages/s")
     report.at_least("async handler ÷ SELECT", ratios(consumed, selected), 0.6)
+    report.figure("history of all ÷ history of failures", ratios(kept, consumed), "×")
     report.at_most("client processor time", processor, 15, unit="µs/message")
 
 
@@ -99,7 +101,11 @@ async def _select_pages(url: str, log: str, count: int) -> float:
         return time.perf_counter() - started
 
 
-def _consume_async(url: str, count: int) -> Spent:
+def _consume_kept(url: str, count: int) -> Spent:
+    return _consume_async(url, count, delivery_log="all")
+
+
+def _consume_async(url: str, count: int, *, delivery_log: str = "failures") -> Spent:
     seen, done = 0, asyncio.Event()
 
     async def handle(order: Order) -> None:
@@ -108,7 +114,7 @@ def _consume_async(url: str, count: int) -> Spent:
         if seen == count:
             done.set()
 
-    return asyncio.run(_consume(url, handle, done))
+    return asyncio.run(_consume(url, handle, done, delivery_log=delivery_log))
 
 
 def _consume_plain(url: str, count: int) -> Spent:
@@ -127,9 +133,17 @@ async def _consume_in_threads(url: str, count: int) -> Spent:
     return await _consume(url, handle, done)
 
 
-async def _consume(url: str, handle: Callable[[Order], Awaitable[None] | None], done: asyncio.Event) -> Spent:
+async def _consume(
+    url: str,
+    handle: Callable[[Order], Awaitable[None] | None],
+    done: asyncio.Event,
+    *,
+    delivery_log: str = "failures",
+) -> Spent:
     async with AsyncClient(url) as client:
-        consumer = await client.stream(STREAM, Order).consumer(f"group-{time.time_ns()}").register()
+        consumer = (
+            await client.stream(STREAM, Order).consumer(f"group-{time.time_ns()}").register(delivery_log=delivery_log)
+        )
         wall, processor = time.perf_counter(), time.process_time()
         running = asyncio.create_task(consumer.consume(handle, signals=False))
         await until(done, running)

@@ -73,7 +73,7 @@ create table {schema}.delivery_log_{stream} (
     group_id   bigint not null,
     message_id bigint not null,
     attempt    integer not null,
-    outcome    text not null check (outcome in ('failed', 'delayed', 'dead', 'died', 'redriven', 'discarded')),
+    outcome    text not null check (outcome in ('succeeded', 'failed', 'delayed', 'dead', 'died', 'redriven', 'discarded')),
     error_type text,
     error      text,
     hostname   text,
@@ -82,17 +82,17 @@ create table {schema}.delivery_log_{stream} (
     at         timestamptz not null default clock_timestamp(),
     primary key (group_id, message_id, id)
 );
--- One table, since only failures have rows in it: partitions would cost each lookup of a message one more of each. The
+-- One table, since mostly only failures have rows in it: partitions would cost each lookup of a message one more of each. The
 -- key has an id behind it, so that no history can keep a failure from being recorded.
 comment on table {schema}.delivery_log_{stream} is
-    'What became of every delivery that did not succeed, and of the dead letters';
+    'What became of every delivery that did not succeed, or of every one, and of the dead letters';
 comment on column {schema}.delivery_log_{stream}.id is 'the order of the entries of a message';
 comment on column {schema}.delivery_log_{stream}.group_id is 'the consumer group';
 comment on column {schema}.delivery_log_{stream}.message_id is 'the message';
 comment on column {schema}.delivery_log_{stream}.attempt is
     'which delivery it was, counted from 1 and from 1 again after a redrive; of the last one where outcome is redriven or discarded';
 comment on column {schema}.delivery_log_{stream}.outcome is
-    'failed (again later), delayed (the handler asked for it), died (with its process, again later), dead (the last one), redriven, discarded';
+    'succeeded (where successes are kept), failed (again later), delayed (the handler asked for it), died (with its process, again later), dead (the last one), redriven, discarded';
 comment on column {schema}.delivery_log_{stream}.error_type is 'the class of the exception';
 comment on column {schema}.delivery_log_{stream}.error is 'its text and place; the reason where outcome is discarded';
 comment on column {schema}.delivery_log_{stream}.hostname is 'where the process ran';

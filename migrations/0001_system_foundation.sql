@@ -51,7 +51,7 @@ create table {schema}.consumer_group_config (
     concurrency    text not null check (concurrency in ('parallel', 'exclusive', 'ordered')),
     -- The least and the most of what messages may ask for: DeliveryLimits of the library.
     limits         json not null,
-    delivery_log   text not null check (delivery_log in ('failures', 'off')),
+    delivery_log   text not null check (delivery_log in ('failures', 'all', 'off')),
     start_at       text not null,
     -- Patterns of routing keys, as declared; none takes every message.
     bindings       text[] not null default '{}',

@@ -18,7 +18,7 @@ Start = Literal["beginning", "head"] | int | datetime
 
 CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
 CATCH_UPS: Final = ("newest", "oldest", "all", "skip")
-DELIVERY_LOGS: Final = ("failures", "off")
+DELIVERY_LOGS: Final = ("failures", "all", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
 _LONGEST_RETENTION: Final = timedelta(days=36_500)
@@ -93,8 +93,8 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
     `parallel`, one at a time (`exclusive`), or in order as well (`ordered`), where a message waits until the earlier
     ones of its key are done or dead. A delivery that takes longer than `timeout` has failed; `max_delays` bounds how
     often a message may be delayed. `limits` bound what messages ask for themselves. `delivery_log` says what the
-    history keeps: `failures` keeps every delivery that did not succeed, and what became of dead letters; `off` keeps
-    nothing.
+    history keeps: `failures` keeps every delivery that did not succeed, and what became of dead letters; `all` keeps
+    those that succeeded as well, at the cost of a row for each message; `off` keeps nothing.
     `bindings` are patterns of routing keys, as `routing.check_bindings` returns them.
     """
 

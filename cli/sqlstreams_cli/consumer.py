@@ -98,7 +98,7 @@ def register(
         str | None, typer.Option(metavar="LOW..HIGH", help="Bounds of their max-delays, as ..100.")
     ] = None,
     delivery_log: Annotated[
-        str, typer.Option(metavar="MODE", help="What the history keeps: failures, or off.")
+        str, typer.Option(metavar="MODE", help="What the history keeps: failures, all deliveries, or off.")
     ] = "failures",
     concurrency: Annotated[
         str,

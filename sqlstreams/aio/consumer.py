@@ -94,7 +94,8 @@ class AsyncConsumer(Generic[PayloadT]):
         message is delivered again up to `max_retries` times, after `retry_base × retry_exponent^(n-1)` but at most
         `retry_cap`, of which a random half is taken off. `concurrency` says what messages of one key may do: run in
         "parallel", one at a time ("exclusive"), or in order as well ("ordered"), where a message waits until the
-        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or is "off".
+        earlier ones of its key are done or dead. `delivery_log` keeps "failures" in the history, or "all"
+        deliveries, or is "off".
 
         A delivery that takes longer than `timeout` has failed: an async handler is cancelled; a thread is left to
         itself, and what it returns is ignored. A message that is delayed more than `max_delays` times is dead. Messages
@@ -252,7 +253,9 @@ class AsyncConsumer(Generic[PayloadT]):
         )
 
     async def deliveries(self, message_id: int, *, limit: int = 1_000) -> list[DeliveryRecord]:
-        """Return the deliveries of a message that did not succeed, and what was done with the dead letter.
+        """Return what the history keeps of a message: its deliveries, and what was done with the dead letter.
+
+        With `delivery_log` "failures" those that did not succeed, with "all" the others too.
 
         The history stays when the message is redriven, handled or discarded. It is empty when `delivery_log` is "off".
         """

@@ -321,12 +321,20 @@ class Consumption:
         if outcome is None:
             self._stats.handled += 1
         if outcome is None and isinstance(work, Range):
-            if work.finish_one(index):
-                self._finish(work)
+            self._succeeded(work, index)
         else:
             self._recorder.add(Returned(work, index, outcome))
         if work.keyed and (keyed := work.keyed.get(work.rows[index][ID])) is not None:
             self._advance(keyed, outcome)
+
+    def _succeeded(self, held: Range, index: int) -> None:
+        if self._options.transactional or self._subject.budgets.group.delivery_log != "all":
+            if held.finish_one(index):
+                self._finish(held)
+        elif held.keyed or held.end_one():
+            self._recorder.add(Returned(held, index, None))
+        else:
+            self._recorder.add_soon(Returned(held, index, None))
 
     def _prove(self, work: Work, indexes: Sequence[int], result: object) -> statements.Statement[Any]:
         """Return what records, at the end of a handler's transaction, that messages are done."""
@@ -336,14 +344,18 @@ class Consumption:
             message_ids = [each for each, error in zip(message_ids, outcomes, strict=True) if error is None]
         if isinstance(work, Range):
             return statements.complete_in_transaction(
-                self._database.schema,
+                self._subject.family,
                 instance_id=self._presence.instance_id,
                 token=work.token,
                 message_ids=message_ids,
                 resolved=work.progress()[0],
             )
         return statements.complete_exceptions_in_transaction(
-            self._subject.family, group_id=self.group_id, token=work.token, message_ids=message_ids
+            self._subject.family,
+            group_id=self.group_id,
+            instance_id=self._presence.instance_id,
+            token=work.token,
+            message_ids=message_ids,
         )
 
     def _advance(self, keyed: Keyed, outcome: Outcome | None) -> None:

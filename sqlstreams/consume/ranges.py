@@ -92,7 +92,7 @@ class Work:
 class Range(Work):
     """A leased range of the log. Which of its messages are done is known here and checkpointed now and then."""
 
-    __slots__ = ("_done", "_left", "high", "low")
+    __slots__ = ("_done", "_left", "_running", "high", "low")
 
     def __init__(
         self,
@@ -109,7 +109,12 @@ class Range(Work):
         self.low = low
         self.high = high
         self._done = bytearray(len(rows))
-        self._left = len(rows)
+        self._left = self._running = len(rows)
+
+    def end_one(self) -> bool:
+        """Note that one message was handled and is done when that is recorded; say whether it was the last."""
+        self._running -= 1
+        return self._running == 0
 
     def finish_one(self, index: int) -> bool:
         """Note that the message at `index` needs nothing more from this range; say whether it was the last one."""

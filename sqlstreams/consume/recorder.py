@@ -25,6 +25,8 @@ from sqlstreams.statements import Failures, Recorded
 _log = logging.getLogger("sqlstreams.consume")
 
 _LONGEST_PAUSE: Final = 5.0
+# How long successes that the history keeps may wait for each other: what is not recorded is repeated after a crash.
+_GATHER: Final = 0.25
 
 
 class Returned(Struct, frozen=True):
@@ -77,11 +79,18 @@ class Recorder:
         self._added = asyncio.Event()
         self._emptied = asyncio.Event()
         self._is_recording = False
+        self._gathering: asyncio.TimerHandle | None = None
 
     def add(self, returned: Returned) -> None:
         """Have a delivery's end recorded."""
         self._waiting.append(returned)
         self._added.set()
+
+    def add_soon(self, returned: Returned) -> None:
+        """Have a delivery's end recorded together with what ends in the next moments."""
+        self._waiting.append(returned)
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(_GATHER, self._added.set)
 
     def key_ended(self, key: str) -> None:
         """Have a key given up once everything added so far is recorded, unless something more of it runs by then."""
@@ -95,6 +104,7 @@ class Recorder:
 
     async def drain(self) -> None:
         """Wait until everything that was added is recorded."""
+        self._added.set()
         while self._waiting or self._idle_keys or self._free_keys or self._is_recording:
             self._emptied.clear()
             await self._emptied.wait()
@@ -105,6 +115,7 @@ class Recorder:
         while True:
             await self._added.wait()
             self._added.clear()
+            self._stop_gathering()
             self._is_recording = True
             try:
                 await self._record(list(self._waiting))
@@ -119,6 +130,11 @@ class Recorder:
                 _log.warning("SQL0105 recording for %s failed, again in %.1f s: %s", self._subject, pause, error)
                 self._added.set()
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    def _stop_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
 
     async def _record(self, batch: list[Returned]) -> None:
         await self._record_fresh([each for each in batch if isinstance(each.work, Range)])
@@ -176,6 +192,25 @@ class Recorder:
 
     async def _record_fresh(self, returned: list[Returned]) -> None:
         ours = [each for each in returned if not each.work.lost]
+        await self._record_successes([each for each in ours if each.outcome is None])
+        await self._record_failures([each for each in ours if each.outcome is not None])
+        for each in ours:
+            if isinstance(each.work, Range) and each.work.finish_one(each.index):
+                self._finished(each.work)
+
+    async def _record_successes(self, ours: list[Returned]) -> None:
+        if ours:
+            await self._subject.database.query_once(
+                statements.record_successes(
+                    self._subject.family,
+                    group_id=self._subject.group_id,
+                    instance_id=self._subject.presence.instance_id,
+                    tokens=[each.work.token for each in ours],
+                    message_ids=[each.message_id for each in ours],
+                )
+            )
+
+    async def _record_failures(self, ours: list[Returned]) -> None:
         if ours:
             recorded = await self._subject.database.query_once(
                 statements.record_exceptions(
@@ -190,9 +225,6 @@ class Recorder:
                 )
             )
             self._count(recorded, ours)
-        for each in ours:
-            if isinstance(each.work, Range) and each.work.finish_one(each.index):
-                self._finished(each.work)
 
     async def _record_retries(self, token: UUID, returned: list[Returned]) -> None:
         await self._complete(token, [each.message_id for each in returned if each.outcome is None])
@@ -205,7 +237,11 @@ class Recorder:
         if message_ids:
             await self._subject.database.query_once(
                 statements.complete_exceptions(
-                    self._subject.family, group_id=self._subject.group_id, token=token, message_ids=message_ids
+                    self._subject.family,
+                    group_id=self._subject.group_id,
+                    instance_id=self._subject.presence.instance_id,
+                    token=token,
+                    message_ids=message_ids,
                 )
             )
 

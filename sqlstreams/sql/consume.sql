@@ -408,13 +408,58 @@ select null, null, message_key, null, null, null, null, null, null, null, null, 
  order by id
 
 -- name: complete_exceptions
--- Remove rows whose message was handled, if they are still ours.
-delete from {schema}.exception_queue_{stream}
- where group_id = %(group_id)s
-   and message_id = any(%(message_ids)s::bigint[])
-   and state = 'inflight'  -- as the token says, and now there is an index without the dead rows
-   and token = %(token)s
-returning message_id, set_config('synchronous_commit', 'off', true)
+-- Remove rows whose message was handled, if they are still ours; the history has it where it keeps successes.
+with completed as (
+    delete from {schema}.exception_queue_{stream}
+     where group_id = %(group_id)s
+       and message_id = any(%(message_ids)s::bigint[])
+       and state = 'inflight'  -- as the token says, and now there is an index without the dead rows
+       and token = %(token)s
+    returning message_id, failures, delays, set_config('synchronous_commit', 'off', true) as lazily
+),
+logged as (
+    insert into {schema}.delivery_log_{stream} (group_id, message_id, attempt, outcome, hostname, pid)
+    select g.id, c.message_id, c.failures + c.delays + 1, 'succeeded', i.hostname, i.pid
+      from completed c
+      join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log = 'all'
+      left join {schema}.consumer_instance i on i.id = %(instance_id)s
+)
+select message_id, lazily
+  from completed
+
+-- name: record_successes
+-- Keep in the history that messages of leased ranges were handled, if the lease is still ours, and mark them done in it:
+-- with the one goes the other, so that no success is kept twice and none is taken for done that was not kept.
+with succeeded as (
+    select s.token, s.message_id
+      from unnest(%(tokens)s::uuid[], %(message_ids)s::bigint[]) as s (token, message_id)
+),
+held as materialized (
+    select token, resolved, done, set_config('synchronous_commit', 'off', true) as lazily
+      from {schema}.claim_lease
+     where token = any(%(tokens)s::uuid[])
+       and instance_id = %(instance_id)s
+       for update
+),
+fresh as (
+    -- As for record_exceptions, this may be asked again.
+    select s.token, s.message_id
+      from succeeded s
+      join held h using (token)
+     where s.message_id > h.resolved
+       and s.message_id <> all(h.done)
+),
+marked as (
+    update {schema}.claim_lease l
+       set done = l.done || f.message_ids
+      from (select token, array_agg(message_id) as message_ids from fresh group by token) as f
+     where l.token = f.token
+)
+insert into {schema}.delivery_log_{stream} (group_id, message_id, attempt, outcome, hostname, pid)
+select g.id, f.message_id, 1, 'succeeded', i.hostname, i.pid
+  from fresh f
+  join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log = 'all'
+  left join {schema}.consumer_instance i on i.id = %(instance_id)s
 
 -- name: complete_in_transaction
 -- Record messages of a leased range as done in the transaction of their handler; it fails unless the lease is still ours
@@ -429,7 +474,15 @@ with completed as (
        and l.instance_id = %(instance_id)s
        and l.resolved < all(%(message_ids)s::bigint[])
        and not l.done && %(message_ids)s::bigint[]
-    returning l.token
+    returning l.group_id, l.instance_id
+),
+logged as (
+    insert into {schema}.delivery_log_{stream} (group_id, message_id, attempt, outcome, hostname, pid)
+    select g.id, d.message_id, 1, 'succeeded', i.hostname, i.pid
+      from completed c
+      join {schema}.consumer_group_config g on g.id = c.group_id and g.delivery_log = 'all'
+      left join {schema}.consumer_instance i on i.id = c.instance_id
+     cross join unnest(%(message_ids)s::bigint[]) as d (message_id)
 )
 select {schema}.require_lease(exists (select from completed))
 
@@ -441,7 +494,14 @@ with completed as (
        and message_id = any(%(message_ids)s::bigint[])
        and state = 'inflight'
        and token = %(token)s
-    returning message_id
+    returning message_id, failures, delays
+),
+logged as (
+    insert into {schema}.delivery_log_{stream} (group_id, message_id, attempt, outcome, hostname, pid)
+    select g.id, c.message_id, c.failures + c.delays + 1, 'succeeded', i.hostname, i.pid
+      from completed c
+      join {schema}.consumer_group_config g on g.id = %(group_id)s and g.delivery_log = 'all'
+      left join {schema}.consumer_instance i on i.id = %(instance_id)s
 )
 select {schema}.require_lease((select count(*) from completed) = cardinality(%(message_ids)s::bigint[]))
 

@@ -156,22 +156,31 @@ def list_unread_versions(family: Family, *, group_id: int) -> Statement[UnreadVe
     return of_family("list_unread_versions", family, UnreadVersion, {"group_id": group_id})
 
 
-def complete_exceptions(family: Family, *, group_id: int, token: UUID, message_ids: list[int]) -> Statement[Identified]:
-    parameters = {"group_id": group_id, "token": token, "message_ids": message_ids}
+def complete_exceptions(
+    family: Family, *, group_id: int, instance_id: int, token: UUID, message_ids: list[int]
+) -> Statement[Identified]:
+    parameters = {"group_id": group_id, "instance_id": instance_id, "token": token, "message_ids": message_ids}
     return of_family("complete_exceptions", family, first(Identified, 1), parameters)
 
 
+def record_successes(
+    family: Family, *, group_id: int, instance_id: int, tokens: list[UUID], message_ids: list[int]
+) -> Statement[Nothing]:
+    parameters = {"group_id": group_id, "instance_id": instance_id, "tokens": tokens, "message_ids": message_ids}
+    return of_family("record_successes", family, nothing, parameters)
+
+
 def complete_in_transaction(
-    schema: str, *, instance_id: int, token: UUID, message_ids: list[int], resolved: int
+    family: Family, *, instance_id: int, token: UUID, message_ids: list[int], resolved: int
 ) -> Statement[Nothing]:
     parameters = {"instance_id": instance_id, "token": token, "message_ids": message_ids, "resolved": resolved}
-    return of_system("complete_in_transaction", schema, nothing, parameters)
+    return of_family("complete_in_transaction", family, nothing, parameters)
 
 
 def complete_exceptions_in_transaction(
-    family: Family, *, group_id: int, token: UUID, message_ids: list[int]
+    family: Family, *, group_id: int, instance_id: int, token: UUID, message_ids: list[int]
 ) -> Statement[Nothing]:
-    parameters = {"group_id": group_id, "token": token, "message_ids": message_ids}
+    parameters = {"group_id": group_id, "instance_id": instance_id, "token": token, "message_ids": message_ids}
     return of_family("complete_exceptions_in_transaction", family, nothing, parameters)
 
 

@@ -156,7 +156,7 @@ def test_failures_with_an_old_token_are_not_recorded(world: World, before: list[
 
 def test_a_retry_is_not_completed_with_an_old_token(world: World, before: list[Any]) -> None:
     late = statements.complete_exceptions(
-        world.family, group_id=world.group_id, token=world.old_retry, message_ids=[1, 2]
+        world.family, group_id=world.group_id, instance_id=world.old_id, token=world.old_retry, message_ids=[1, 2]
     )
     assert execute(world.old, late) == []
     assert world.rows() == before
@@ -218,7 +218,10 @@ def test_with_the_token_that_holds_every_statement_takes_effect(world: World) ->
     )
     assert execute(new, world.record_exceptions(world.new_token, world.new_id, [6]))
     assert execute(
-        new, statements.complete_exceptions(family, group_id=group_id, token=world.new_retry, message_ids=[1])
+        new,
+        statements.complete_exceptions(
+            family, group_id=group_id, instance_id=world.new_id, token=world.new_retry, message_ids=[1]
+        ),
     )
     assert execute(
         new,
@@ -256,13 +259,17 @@ def test_a_process_that_is_late_to_renew_takes_nothing_over_from_itself(world: W
 
 def complete(world: World, token: UUID, instance_id: int, *message_ids: int) -> statements.Statement[Any]:
     return statements.complete_in_transaction(
-        SCHEMA, instance_id=instance_id, token=token, message_ids=list(message_ids), resolved=2
+        world.family, instance_id=instance_id, token=token, message_ids=list(message_ids), resolved=2
     )
 
 
 def complete_retries(world: World, token: UUID, *message_ids: int) -> statements.Statement[Any]:
     return statements.complete_exceptions_in_transaction(
-        world.family, group_id=world.group_id, token=token, message_ids=list(message_ids)
+        world.family,
+        group_id=world.group_id,
+        instance_id=world.new_id,
+        token=token,
+        message_ids=list(message_ids),
     )
 
 
@@ -364,6 +371,21 @@ def test_what_a_process_says_that_lost_its_lease_leaves_no_trace(world: World) -
         ),
     )
     assert world.new.execute(count).fetchone() == before
+
+
+def test_a_success_is_kept_once_and_only_with_the_lease(world: World) -> None:
+    world.new.execute("update sqlstreams.consumer_group_config set delivery_log = 'all'")
+    for token, instance_id in ((world.old_token, world.old_id), (world.new_token, world.old_id)) + (
+        (world.new_token, world.new_id),
+    ) * 2:
+        execute(
+            world.new,
+            statements.record_successes(
+                world.family, group_id=1, instance_id=instance_id, tokens=[token], message_ids=[6]
+            ),
+        )
+    kept = world.new.execute("select attempt, outcome from sqlstreams.delivery_log_1 where message_id = 6").fetchall()
+    assert kept == [(1, "succeeded")]
 
 
 def test_a_failure_told_twice_is_kept_once(world: World) -> None:

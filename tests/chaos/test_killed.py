@@ -94,3 +94,17 @@ async def test_a_fresh_message_whose_process_died_is_not_charged(
     assert sorted(heir.ids()) == ids
     assert {each.attempt for each in heir.deliveries("start")} == {1}
     await all_is_done(group)
+
+
+async def test_a_history_of_successes_has_each_message_once_whoever_was_killed(
+    client: AsyncClient, group: AsyncConsumer[Note], start: Start
+) -> None:
+    await group.register(delivery_log="all")
+    ids = await produce(client, 150)
+    victim = start(prefetch=100)
+    await eventually(lambda: len(victim.ids()) >= 40)
+    victim.send(signal.SIGKILL)
+    start(concurrency=20, prefetch=100)
+    await all_is_done(group)
+    history = [await group.deliveries(each) for each in ids]
+    assert [[(each.outcome, each.attempt) for each in entries] for entries in history] == [[("succeeded", 1)]] * 150

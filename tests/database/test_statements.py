@@ -452,7 +452,7 @@ def test_giving_exceptions_back_reads_those_rows_or_all_in_flight(full_url: str,
     ids = [DEAD + number for number in range(1, rows + 1)]
     failures = Failures(ids, ["failed"] * rows, ["ready"] * rows, [0.0] * rows, ["E"] * rows, ["no"] * rows)
     for statement in (
-        statements.complete_exceptions(FAMILY, group_id=1, token=TOKEN, message_ids=ids),
+        statements.complete_exceptions(FAMILY, group_id=1, instance_id=2, token=TOKEN, message_ids=ids),
         statements.return_exceptions(FAMILY, group_id=1, instance_id=2, token=TOKEN, failures=failures),
         statements.release_exceptions(FAMILY, group_id=1, instance_id=2, known=[TOKEN]),
     ):

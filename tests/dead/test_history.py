@@ -92,9 +92,12 @@ async def test_without_a_history_nothing_is_kept_and_everything_else_works(datab
     assert ask(database_url, "select count(*) from sqlstreams.delivery_log_1") == [(0,)]
 
 
-@pytest.mark.parametrize("mode", ["all", "Failures", "", None, True])
+@pytest.mark.parametrize("mode", ["successes", "Failures", "", None, True])
 def test_another_history_is_refused(database_url: str, mode: object) -> None:
-    with Client(database_url) as client, pytest.raises(InvalidInput, match="delivery_log must be one of failures, off"):
+    with (
+        Client(database_url) as client,
+        pytest.raises(InvalidInput, match="delivery_log must be one of failures, all, off"),
+    ):
         client.stream("notes").consumer("g").register(delivery_log=mode)  # type: ignore[arg-type]  # what it is about
 
 

@@ -69,7 +69,7 @@ table consumer_group_config
     updated_at timestamp with time zone not null default now()
     constraint consumer_group_config_check CHECK ((retry_cap >= retry_base))
     constraint consumer_group_config_concurrency_check CHECK ((concurrency = ANY (ARRAY['parallel'::text, 'exclusive'::text, 'ordered'::text])))
-    constraint consumer_group_config_delivery_log_check CHECK ((delivery_log = ANY (ARRAY['failures'::text, 'off'::text])))
+    constraint consumer_group_config_delivery_log_check CHECK ((delivery_log = ANY (ARRAY['failures'::text, 'all'::text, 'off'::text])))
     constraint consumer_group_config_max_delays_check CHECK (((max_delays >= 0) AND (max_delays <= 1000000)))
     constraint consumer_group_config_max_retries_check CHECK (((max_retries >= 0) AND (max_retries <= 1000000)))
     constraint consumer_group_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
@@ -207,14 +207,14 @@ table delivery_log_1
     group_id bigint not null  -- the consumer group
     message_id bigint not null  -- the message
     attempt integer not null  -- which delivery it was, counted from 1 and from 1 again after a redrive; of the last one where outcome is redriven or discarded
-    outcome text not null  -- failed (again later), delayed (the handler asked for it), died (with its process, again later), dead (the last one), redriven, discarded
+    outcome text not null  -- succeeded (where successes are kept), failed (again later), delayed (the handler asked for it), died (with its process, again later), dead (the last one), redriven, discarded
     error_type text  -- the class of the exception
     error text  -- its text and place; the reason where outcome is discarded
     hostname text  -- where the process ran
     pid integer  -- the process
     changed_by text  -- the role that redrove or discarded it
     at timestamp with time zone not null default clock_timestamp()  -- when it was recorded
-    constraint delivery_log_1_outcome_check CHECK ((outcome = ANY (ARRAY['failed'::text, 'delayed'::text, 'dead'::text, 'died'::text, 'redriven'::text, 'discarded'::text])))
+    constraint delivery_log_1_outcome_check CHECK ((outcome = ANY (ARRAY['succeeded'::text, 'failed'::text, 'delayed'::text, 'dead'::text, 'died'::text, 'redriven'::text, 'discarded'::text])))
     constraint delivery_log_1_pkey PRIMARY KEY (group_id, message_id, id)
 CREATE UNIQUE INDEX delivery_log_1_pkey ON sqlstreams.delivery_log_1 USING btree (group_id, message_id, id)
 
