@@ -17,7 +17,7 @@ from sqlstreams_cli.values import parse_duration, parse_position
 if TYPE_CHECKING:
     from sqlstreams.relay import RelayStats
 
-app = noun("Publish a stream to NATS JetStream, RabbitMQ or Redis Streams.")
+app = noun("Publish a stream to NATS JetStream, RabbitMQ, Redis Streams or Kafka.")
 
 TO_VARIABLE = "SQLSTREAMS_RELAY_TO"
 
@@ -57,9 +57,9 @@ def run(
     It works as a consumer group, which is registered if it is absent. A message is done when the broker has confirmed
     it. While the broker is away messages wait and no failure is counted. docs/relay.md has more.
 
-    The URL is nats://HOST/SUBJECT, amqp://HOST/VHOST?exchange=NAME&routing_key=KEY or redis://HOST/0?stream=NAME.
-    SUBJECT, KEY and NAME of the stream may hold {stream}, {key}, {routing_key} and {schema_version}, with {key|none}
-    for messages that have no key. A password is better given by the variable than by the option.
+    The URL is nats://HOST/SUBJECT, amqp://HOST/VHOST?exchange=NAME&routing_key=KEY, redis://HOST/0?stream=NAME or
+    kafka://HOST/TOPIC. What messages are sent to (not an exchange) may hold {stream}, {key}, {routing_key} and
+    {schema_version}, with {key|none} for messages that have no key. A password is better given by the variable.
 
     JSON: one object with the fields of RelayStats, at the end.
     """

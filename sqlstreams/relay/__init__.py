@@ -1,4 +1,4 @@
-"""Publishing a stream to another broker: NATS JetStream, RabbitMQ or Redis Streams."""
+"""Publishing a stream to another broker: NATS JetStream, RabbitMQ, Redis Streams or Kafka."""
 
 from sqlstreams.relay.publisher import Outcome, Outgoing, Publisher
 from sqlstreams.relay.relay import Relay

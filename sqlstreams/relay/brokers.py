@@ -23,6 +23,7 @@ class _Broker(Struct, frozen=True):
 _NATS: Final = _Broker("nats", "nats-py")
 _RABBITMQ: Final = _Broker("rabbitmq", "aio-pika")
 _REDIS: Final = _Broker("redis", "redis")
+_KAFKA: Final = _Broker("kafka", "confluent-kafka")
 SCHEMES: Final[Mapping[str, _Broker]] = {
     "nats": _NATS,
     "nats+tls": _NATS,
@@ -30,6 +31,7 @@ SCHEMES: Final[Mapping[str, _Broker]] = {
     "amqps": _RABBITMQ,
     "redis": _REDIS,
     "rediss": _REDIS,
+    "kafka": _KAFKA,
 }
 
 Connect = Callable[..., tuple[Any, Publisher]]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import aio_pika
+import confluent_kafka
 import nats
 import pytest
 import redis.asyncio
@@ -35,6 +37,7 @@ class Received(Struct, frozen=True):
 
     payload: bytes
     headers: Mapping[str, str]
+    place: str = ""
 
     @property
     def key(self) -> str | None:
@@ -213,6 +216,77 @@ class Killable(Protocol):
     def start(self) -> None: ...
 
 
+class Kafka:
+    """A topic of the brokers that the library brings for tests: their cluster lives within a producer."""
+
+    name = "kafka"
+    drops_duplicates = False
+
+    def __init__(self, hosts: str, *, topic: str) -> None:
+        self.hosts = hosts
+        self.topic = topic
+        self.to = f"kafka://{hosts}/{topic}"
+
+    async def read(self, count: int) -> list[Received]:
+        return await asyncio.to_thread(self._read, count)
+
+    def _read(self, count: int) -> list[Received]:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": self.hosts, "group.id": new_name()})
+        try:
+            partitions = consumer.list_topics(self.topic, timeout=10).topics[self.topic].partitions
+            consumer.assign([confluent_kafka.TopicPartition(self.topic, each, 0) for each in partitions])
+            found: list[Received] = []
+            until = time.monotonic() + 20
+            while (messages := consumer.consume(50, timeout=0.1)) or len(found) < count:
+                assert time.monotonic() < until
+                found += [_of_kafka(each) for each in messages]
+            return found
+        finally:
+            consumer.close()
+
+
+def _of_kafka(message: confluent_kafka.Message) -> Received:
+    headers: Any = message.headers()
+    received = Received(
+        message.value() or b"", {name: value.decode() for name, value in headers}, str(message.partition())
+    )
+    assert message.key() == (None if received.key is None else received.key.encode())
+    return received
+
+
+@contextmanager
+def kafka_brokers() -> Iterator[str]:
+    """Run three brokers within this process, and return where they are."""
+    cluster = confluent_kafka.Producer({"bootstrap.servers": "nowhere", "test.mock.num.brokers": 3})
+    brokers = cluster.list_topics(timeout=10).brokers
+    yield ",".join(f"{each.host}:{each.port}" for each in brokers.values())
+
+
+class FrozenKafka:
+    """Brokers in a process of their own, which is frozen instead of killed: they have nothing on disk."""
+
+    _PROGRAM = (
+        "import sys; from tests.relay.brokers import kafka_brokers\n"
+        "with kafka_brokers() as hosts: print(hosts, flush=True); sys.stdin.read()"
+    )
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", self._PROGRAM]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.hosts = self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def start(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
 class Server:
     """A broker of our own, which can be killed and started again on the same port and directory."""
 
@@ -309,6 +383,13 @@ async def a_place_of_our_own(name: str, directory: Path) -> AsyncIterator[tuple[
         async with behind_a_network() as (network, there):
             yield network, there
         return
+    if name == "kafka":
+        frozen = FrozenKafka()
+        try:
+            yield frozen, Kafka(frozen.hosts, topic="orders")
+        finally:
+            frozen.close()
+        return
     with _OWN[name](directory) as server:
         if name == "nats":
             place = Nats(server.place, subject="orders")
@@ -346,6 +427,12 @@ async def _in_rabbitmq() -> AsyncIterator[Broker]:
 
 
 @asynccontextmanager
+async def _in_kafka() -> AsyncIterator[Broker]:
+    with kafka_brokers() as hosts:
+        yield Kafka(hosts, topic=new_name())
+
+
+@asynccontextmanager
 async def behind_a_network() -> AsyncIterator[tuple[TcpNetwork, Rabbitmq]]:
     """Make a place in the RabbitMQ of this machine, and a network in front of it."""
     async with a_place("rabbitmq") as broker:
@@ -359,7 +446,7 @@ async def behind_a_network() -> AsyncIterator[tuple[TcpNetwork, Rabbitmq]]:
             await network.close()
 
 
-_PLACES = {"nats": _in_nats, "redis": _in_redis, "rabbitmq": _in_rabbitmq}
+_PLACES = {"nats": _in_nats, "redis": _in_redis, "rabbitmq": _in_rabbitmq, "kafka": _in_kafka}
 _OWN = {"nats": own_nats, "redis": own_redis}
 BROKERS = tuple(_PLACES)
 

@@ -46,6 +46,8 @@ def relay(to: str, **options: str) -> Relay:
         ("amqp://a,b/?exchange=a", "must name one host"),
         ("amqp://localhost:port/?exchange=a", "must have hosts with ports"),
         ("amqp://localhost:99999/?exchange=a", "must have hosts with ports"),
+        ("kafka://localhost", "must name a topic"),
+        ("kafka://localhost/a/b", "is no topic of Kafka"),
         ("nats://[::1/orders", "is not a URL"),
     ],
 )
@@ -61,6 +63,7 @@ def test_a_url_that_says_nothing_is_refused(to: str, said: str) -> None:
         "nats://me:hush@localhost/a",
         "nats://hush@localhost/a",
         "redis://:hush@localhost/0?stream=a",
+        "kafka://me:hush@localhost/a",
         "amqp://me:hush@localhost/?exchange=a&routing_key=b",
     ],
 )

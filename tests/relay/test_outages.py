@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,17 @@ from tests.support import eventually
 
 Orders = AsyncStream[RawPayload]
 COUNT = 600
+QUICK = timedelta(seconds=1)
 
 
-@pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq"])
+@pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq", "kafka"])
 async def test_a_broker_that_is_killed_in_the_middle_gets_every_message(
     client: AsyncClient, orders: Orders, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await orders.producer().produce_many([Message(RawPayload(b"%d" % n), key=f"k{n % 40}") for n in range(COUNT)])
     async with AsyncExitStack() as stack:
         server, broker = await stack.enter_async_context(a_place_of_our_own(name, tmp_path))
-        relay = Relay(client, "orders", broker.to)
+        relay = Relay(client, "orders", broker.to, confirm_within=QUICK)
         await stack.enter_async_context(relaying(relay, concurrency=50))
 
         await has_published(relay, COUNT // 4)
@@ -39,19 +41,21 @@ async def test_a_broker_that_is_killed_in_the_middle_gets_every_message(
     assert set(times) == set(range(COUNT))
     assert times.total() - COUNT <= relay.stats.repeated
     _first_ones_are_in_order(broker, [(each.key, int(each.payload)) for each in found])
-    assert [each.levelname for each in caplog.records if "SQL0140" in each.message] == ["WARNING", "WARNING"]
+    told = [each.message for each in caplog.records if "SQL0140" in each.message]
+    assert "does not take messages" in told[0]
+    assert "takes messages again" in told[-1]
 
 
-@pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq"])
+@pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq", "kafka"])
 async def test_a_relay_that_is_stopped_while_its_broker_is_away_gives_back_at_once_and_uncharged(
     client: AsyncClient, orders: Orders, tmp_path: Path, name: str
 ) -> None:
     await orders.producer().produce_many([RawPayload(b"%d" % n) for n in range(10)])
     async with a_place_of_our_own(name, tmp_path) as (server, broker):
         server.kill()
-        relay = Relay(client, "orders", broker.to)
+        relay = Relay(client, "orders", broker.to, confirm_within=QUICK)
         async with relaying(relay) as running:
-            await eventually(lambda: relay.stats.outages == 1 and relay.consumer.stats.claimed == 10)
+            await eventually(lambda: relay.stats.outages >= 1 and relay.consumer.stats.claimed == 10)
             running.cancel()
             async with asyncio.timeout(5):
                 await asyncio.wait([running])
@@ -66,7 +70,7 @@ async def test_a_relay_that_is_stopped_while_its_broker_is_away_gives_back_at_on
 
 async def _kill_and_start(server: Killable, relay: Relay) -> None:
     server.kill()
-    await eventually(lambda: relay.stats.outages == 1)
+    await eventually(lambda: relay.stats.outages >= 1)
     server.start()
 
 
