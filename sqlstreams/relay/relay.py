@@ -153,7 +153,8 @@ class Relay:
             "key": about.key,
             "routing-key": about.routing_key,
             "schema-version": version,
-            "created-at": about.created_at.astimezone(UTC).isoformat(),
+            "created-at": _in_utc(about.created_at),
+            "scheduled-at": None if about.scheduled_at is None else _in_utc(about.scheduled_at),
         }
         headers |= {_OWN_HEADERS + name: value for name, value in told.items() if value is not None}
         values = {"stream": about.stream, "key": about.key, "routing_key": about.routing_key, "schema_version": version}
@@ -165,6 +166,10 @@ class Relay:
             headers=headers,
             created_at=about.created_at,
         )
+
+
+def _in_utc(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat()
 
 
 def _microseconds(at: datetime) -> int:
