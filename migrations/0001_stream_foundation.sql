@@ -61,6 +61,8 @@ create index exception_queue_{stream}_inflight on {schema}.exception_queue_{stre
  where state = 'inflight';
 create index exception_queue_{stream}_keys on {schema}.exception_queue_{stream} (group_id, message_key, message_id)
  where concurrency is not null and state in ('ready', 'inflight', 'deferred', 'unread');
+create index exception_queue_{stream}_open on {schema}.exception_queue_{stream} (group_id, message_key)
+ where concurrency is not null and state in ('ready', 'inflight', 'unread');
 create index exception_queue_{stream}_unread on {schema}.exception_queue_{stream} (group_id, schema_version)
  where state = 'unread';
 create index exception_queue_{stream}_dead on {schema}.exception_queue_{stream} (group_id, message_id)

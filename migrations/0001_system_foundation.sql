@@ -348,7 +348,7 @@ $sqlstreams$;
 -- Remove the partitions of a log that were detached, those that begin below an id; return how many. None of them can be
 -- one that extend_log has yet to attach: nobody sees that before it is attached.
 create function {schema}.drop_detached(of_stream bigint, below bigint) returns integer
-language plpgsql set lock_timeout = '2s' as $sqlstreams$
+language plpgsql set lock_timeout = '2s' set client_min_messages = 'warning' as $sqlstreams$
 declare
     part    text;
     dropped integer := 0;
@@ -363,7 +363,8 @@ begin
            and c.relname ~ ('^message_log_' || of_stream || '_from_[0-9]+$')
            and substring(c.relname from '[0-9]+$')::bigint < below
     loop
-        execute pg_catalog.format('drop table %I.%I', {schema_literal}, part);
+        -- Another one may have dropped it while we waited for the lock.
+        execute pg_catalog.format('drop table if exists %I.%I', {schema_literal}, part);
         dropped := dropped + 1;
     end loop;
     return dropped;

@@ -66,13 +66,14 @@ def _report_known(error: Exception) -> int | None:
     import psycopg
 
     from sqlstreams.errors import InvalidInput, SqlstreamsError, explain
+    from sqlstreams_cli.feed import LineRefused
 
     if isinstance(error, SqlstreamsError):
         talk(f"error {error.code}: {without_password(str(error))}")
         diagnosis = explain(error.code)
         _say_fix(error, None if diagnosis is None else diagnosis.fix)
         talk(f"more: sqlstreams explain {error.code}")
-        return USAGE if type(error) is InvalidInput else FAILED
+        return USAGE if error.code == InvalidInput.code and not isinstance(error, LineRefused) else FAILED
     if isinstance(error, psycopg.Error):
         talk(f"error {error.sqlstate or ''}".rstrip() + f": the database refused: {str(error).strip()}")
         _say_fix(error, "see what this role and server allow with `sqlstreams doctor`")

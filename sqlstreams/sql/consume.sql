@@ -355,26 +355,37 @@ heads as materialized (
      where d.concurrency is null
         or d.message_id in (select f.message_id from first_of_key f join acquired a using (message_key))
 ),
-followers as materialized (
-    select e.message_id
+led as materialized (
+    -- Keys of which nothing else is under way: what is deferred behind them may come along.
+    select f.message_id, f.message_key
       from first_of_key f
       join acquired a using (message_key)
-      join {schema}.exception_queue_{stream} e
-        on e.group_id = %(group_id)s
-       and e.message_key = f.message_key
-       and e.message_id > f.message_id
-     where e.state = 'deferred'
-       and e.concurrency is not null
-       and not e.alone
-       and not f.alone
-       and not exists (select
-                         from {schema}.exception_queue_{stream} o
-                        where o.group_id = %(group_id)s
-                          and o.message_key = f.message_key
-                          and o.concurrency is not null
-                          and o.state in ('ready', 'inflight', 'unread')
-                          and o.message_id <> f.message_id)
-     order by e.message_key, e.message_id
+     where not f.alone
+       -- Looked up one by one, each by the index of what is under way: the key may have any number of deferred rows.
+       and (select true
+              from {schema}.exception_queue_{stream} o
+             where o.group_id = %(group_id)s
+               and o.message_key = f.message_key
+               and o.concurrency is not null
+               and o.state in ('ready', 'inflight', 'unread')
+               and o.message_id <> f.message_id
+             limit 1) is null
+),
+followers as materialized (
+    select e.message_id
+      from led l
+     cross join lateral (
+           select message_id
+             from {schema}.exception_queue_{stream}
+            where group_id = %(group_id)s
+              and message_key = l.message_key
+              and message_id > l.message_id
+              and state = 'deferred'
+              and concurrency is not null
+              and not alone
+            order by message_id
+            limit %(followers)s) as e
+     order by l.message_key, e.message_id
      limit %(followers)s
 ),
 taken as (

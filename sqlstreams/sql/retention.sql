@@ -200,21 +200,27 @@ select count(*) as deleted, count(*) >= %(limit)s as remain
 -- Remove the next messages from `first_id` on that are below the first id that is kept: of the partition that is still
 -- being written.
 with reach as materialized (
-    select max(m.id) as through
-      from (select id
-              from {schema}.message_log_{stream}
-             where id >= %(first_id)s
-               and id < %(kept_from)s
-             order by id
-             limit %(limit)s) as m
+    -- A bound for ids: for a limit that large, a log never analyzed would be read to its end and sorted.
+    select id as low, least(%(kept_from)s, id + %(limit)s) as edge
+      from {schema}.message_log_{stream}
+     where id >= %(first_id)s
+       and id < %(kept_from)s
+     order by id
+     limit 1
 ),
 removed as (
     delete from {schema}.message_log_{stream}
-     where id >= %(first_id)s
-       and id <= (select through from reach)
+     where id >= (select low from reach)
+       and id < (select edge from reach)
     returning id
 )
-select count(*) as deleted, count(*) >= %(limit)s as remain
+select count(*) as deleted,
+       (select id
+          from {schema}.message_log_{stream}
+         where id >= (select edge from reach)
+           and id < %(kept_from)s
+         order by id
+         limit 1) is not null as remain
   from removed
 
 -- name: detach_partition

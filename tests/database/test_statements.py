@@ -202,6 +202,7 @@ MESSAGES, GROUPS, DEAD, IN_FLIGHT, UNREAD, PARTITION = 100_000, 50, 50_000, 100,
 CLAIMED = 98_500
 BOUND, BOUND_AT = 3, 60_000
 KEYS = 2_500
+ORDERED, HOT = 4, 20_000
 LAST_PARTITION = {f"message_log_1_from_{MESSAGES}"}  # which holds one message
 
 
@@ -252,6 +253,11 @@ def _fill(connection: psycopg.Connection) -> None:
               from generate_series(1, {DEAD}) as n, generate_series(1, 3) as attempt""",
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, schema_version, can_run_after)
             select 1, {DEAD} + 2000 + n, 'unread', 4 + n % 2, now() from generate_series(1, {UNREAD}) as n""",
+        f"""insert into sqlstreams.exception_queue_1
+                   (group_id, message_id, state, can_run_after, message_key, concurrency)
+            select {ORDERED}, {DEAD} + 20_000 + n, case n when 1 then 'ready' else 'deferred' end,
+                   now() - interval '1 hour', 'hot', 'ordered'
+              from generate_series(1, {HOT}) as n""",
         """insert into sqlstreams.consumer_instance (token, hostname, pid, library, expires_at)
            select gen_random_uuid(), 'h', n, '1', now() + interval '1 hour' from generate_series(1, 20) as n""",
         f"""insert into sqlstreams.claim_lease (token, group_id, instance_id, low, high, resolved)
@@ -404,6 +410,23 @@ def test_claiming_exceptions_reads_no_dead_ones(full_url: str, generic: bool, li
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
     assert limit <= plan.rows <= 4 * limit + 10
+
+
+@modes
+def test_claiming_of_a_hot_key_reads_what_it_takes(full_url: str, generic: bool) -> None:
+    statement = statements.claim_exceptions(
+        FAMILY, group_id=ORDERED, instance_id=2, token=TOKEN, limit=100, free=10, followers=100, versions=[1]
+    )
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert 100 <= plan.rows <= 4 * 101 + 10
+
+
+@modes
+def test_letting_a_hot_key_go_on_reads_its_first_message(full_url: str, generic: bool) -> None:
+    plan = _explain(full_url, statements.promote(FAMILY, group_id=ORDERED, keys=["hot", "cold"]), generic=generic)
+    assert plan.scanned_through == []
+    assert plan.rows <= 3
 
 
 @modes
@@ -589,7 +612,7 @@ def test_a_position_below_open_transactions_reads_what_was_produced_meanwhile(fu
 def test_what_groups_have_not_done_is_found_among_what_waits(full_url: str) -> None:
     scanned, fetched = _touched(full_url, statements.list_unread(FAMILY))
     assert scanned == []
-    assert fetched <= 1_000 + IN_FLIGHT + UNREAD + 4 * GROUPS  # and none of the dead
+    assert fetched <= 1_000 + IN_FLIGHT + UNREAD + HOT + 4 * GROUPS  # and none of the dead
 
 
 @modes

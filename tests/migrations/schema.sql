@@ -263,6 +263,7 @@ CREATE INDEX exception_queue_1_dead ON sqlstreams.exception_queue_1 USING btree 
 CREATE INDEX exception_queue_1_due ON sqlstreams.exception_queue_1 USING btree (group_id, can_run_after) WHERE (state = 'ready'::text)
 CREATE INDEX exception_queue_1_inflight ON sqlstreams.exception_queue_1 USING btree (group_id, instance_id) WHERE (state = 'inflight'::text)
 CREATE INDEX exception_queue_1_keys ON sqlstreams.exception_queue_1 USING btree (group_id, message_key, message_id) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text])))
+CREATE INDEX exception_queue_1_open ON sqlstreams.exception_queue_1 USING btree (group_id, message_key) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'unread'::text])))
 CREATE UNIQUE INDEX exception_queue_1_pkey ON sqlstreams.exception_queue_1 USING btree (group_id, message_id)
 CREATE INDEX exception_queue_1_superseded ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'superseded'::text)
 CREATE INDEX exception_queue_1_unread ON sqlstreams.exception_queue_1 USING btree (group_id, schema_version) WHERE (state = 'unread'::text)
@@ -705,6 +706,7 @@ CREATE OR REPLACE FUNCTION sqlstreams.drop_detached(of_stream bigint, below bigi
  RETURNS integer
  LANGUAGE plpgsql
  SET lock_timeout TO '2s'
+ SET client_min_messages TO 'warning'
 AS $function$
 declare
     part    text;
@@ -720,7 +722,8 @@ begin
            and c.relname ~ ('^message_log_' || of_stream || '_from_[0-9]+$')
            and substring(c.relname from '[0-9]+$')::bigint < below
     loop
-        execute pg_catalog.format('drop table %I.%I', 'sqlstreams', part);
+        -- Another one may have dropped it while we waited for the lock.
+        execute pg_catalog.format('drop table if exists %I.%I', 'sqlstreams', part);
         dropped := dropped + 1;
     end loop;
     return dropped;
