@@ -226,7 +226,6 @@ create table {schema}.schedule_cursor (
     zone_data            text not null
 ) with (fillfactor = 70);
 create index schedule_cursor_due on {schema}.schedule_cursor (due_at) where due_at is not null;
-create index schedule_cursor_zone_data on {schema}.schedule_cursor (zone_data, schedule_id);
 
 -- Each slot fires once: the fire, its message and the move of the cursor are one transaction.
 create table {schema}.schedule_fire (

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import groupby
 from typing import Final, TypeVar
 
@@ -198,13 +199,17 @@ def _encode(fire: _Fire) -> Encoded:
     # The one place where a message learns its slot: an idempotency key of schedule id and slot belongs here, too.
     firing, slot = fire.firing, fire.planned.slot
     concurrency = None if firing.concurrency == "parallel" else firing.concurrency
-    delivery = DeliveryOptions(concurrency=concurrency, timeout=firing.timeout)
-    options = encode_options(headers=None, delivery=delivery, scheduled_at=slot)
+    options = encode_options(headers=None, delivery=_delivery(concurrency, firing.timeout), scheduled_at=slot)
     # The latest slot is the head of the key, whichever is produced last.
     rank = (slot - _EPOCH) // _INSTANT if firing.compaction and fire.planned.gives_way else None
     return Encoded(
         firing.payload, firing.name, None, options, asks_for_keys=concurrency is not None, compaction_rank=rank
     )
+
+
+@lru_cache(1_000)
+def _delivery(concurrency: str | None, timeout: timedelta) -> DeliveryOptions:
+    return DeliveryOptions(concurrency=concurrency, timeout=timeout)
 
 
 def _record(schema: str, produced: Sequence[tuple[_Fire, int]]) -> Statement[statements.Nothing]:

@@ -164,7 +164,13 @@ select now() as now,
        s.id, s.name, s.revision, s.stream_id, s.schema_version, s.expression, s.timezone, s.start_at, s.end_at, s.jitter,
        s.catch_up, s.catch_up_window, d.next_slot, pg_column_size(s.payload) as size, d.consecutive_failures
   from (select) as one
-  left join (due d join {schema}.schedule_config s on s.id = d.schedule_id) on true
+  left join (due d
+             -- Looked up one by one: a plain join may read through all the schedules.
+             cross join lateral (select id, name, revision, stream_id, schema_version, expression, timezone, start_at,
+                                        end_at, jitter, catch_up, catch_up_window, payload
+                                   from {schema}.schedule_config
+                                  where id = d.schedule_id
+                                  limit 1) as s) on true
  order by d.due_at, s.id
 
 -- name: list_coming_schedules
@@ -276,26 +282,25 @@ update {schema}.schedule_cursor c
 returning c.schedule_id, c.consecutive_failures
 
 -- name: list_zone_data
--- Read with which versions of the zone data the next slots were computed: from one version to the next, however many
--- schedules there are.
-with recursive known (zone_data) as (
-    (select zone_data from {schema}.schedule_cursor order by zone_data limit 1)
-     union all
-    select (select c.zone_data from {schema}.schedule_cursor c where c.zone_data > k.zone_data order by c.zone_data limit 1)
-      from known k
-     where k.zone_data is not null
-)
-select zone_data from known where zone_data is not null
+-- Read with which versions of the zone data the next slots were computed. Asked seldom, so that no fire has to keep an
+-- index of them.
+select distinct zone_data
+  from {schema}.schedule_cursor
 
 -- name: list_outdated_schedules
 -- Read schedules whose next slots were computed with one version of the zone data.
 select s.id, s.expression, s.timezone, s.start_at, s.end_at, s.jitter, s.revision, c.next_slot, c.last_slot,
        s.suspended_at is not null as suspended, now() as now
-  from {schema}.schedule_cursor c
-  join {schema}.schedule_config s on s.id = c.schedule_id
- where c.zone_data = %(zone_data)s
+  from (select schedule_id, next_slot, last_slot
+          from {schema}.schedule_cursor
+         where zone_data = %(zone_data)s
+         order by schedule_id
+         limit %(limit)s) as c
+ cross join lateral (select id, expression, timezone, start_at, end_at, jitter, revision, suspended_at
+                       from {schema}.schedule_config
+                      where id = c.schedule_id
+                      limit 1) as s
  order by c.schedule_id
- limit %(limit)s
 
 -- name: retime_schedules
 -- Replace next slots that were computed with older zone data, unless somebody moved on meanwhile.

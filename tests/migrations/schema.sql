@@ -439,7 +439,6 @@ table schedule_cursor with (fillfactor=70)
     constraint schedule_cursor_schedule_id_fkey FOREIGN KEY (schedule_id) REFERENCES sqlstreams.schedule_config(id) ON DELETE CASCADE
 CREATE INDEX schedule_cursor_due ON sqlstreams.schedule_cursor USING btree (due_at) WHERE (due_at IS NOT NULL)
 CREATE UNIQUE INDEX schedule_cursor_pkey ON sqlstreams.schedule_cursor USING btree (schedule_id)
-CREATE INDEX schedule_cursor_zone_data ON sqlstreams.schedule_cursor USING btree (zone_data, schedule_id)
 
 table schedule_fire
     schedule_id bigint not null

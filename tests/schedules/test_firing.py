@@ -150,10 +150,9 @@ async def test_a_poisoned_schedule_stops_no_other(database_url: str, caplog: pyt
         ("s7", "stream_id = 2, fingerprint = null"),  # its log is gone, which the database alone notices
     ):
         if name == "s7":
-            query(
-                database_url,
-                "insert into sqlstreams.stream_config (name, max_payload, partition_rows) values ('x', 1000, 1000)",
-            )
+            with Client(database_url) as client_:
+                client_.stream("x", Run).register()
+            query(database_url, "drop table sqlstreams.message_log_2 cascade")
         query(database_url, f"update sqlstreams.schedule_config set {poison} where name = %s", [name])
     back_date(database_url, last_minute(database_url))
     async with AsyncClient(database_url, manager=False) as client:
