@@ -110,6 +110,16 @@ def fingerprint(schema: JsonSchema) -> str:
     return hashlib.sha256(msgspec.json.encode(_nameless(schema), order="sorted")).hexdigest()
 
 
+def check_shape(schema: JsonSchema, payload: bytes) -> None:
+    """Refuse JSON that does not fit a recorded shape: for payloads without a type of their own.
+
+    What a schema says of the size of numbers and texts is left to the type that reads them.
+    """
+    if problem := _misfit(schema, _UNTYPED.decode(payload), schema.get("$defs", {})):
+        path, what = problem
+        raise InvalidInput(f"payload{path}", what)
+
+
 def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
     """Say in words how the fields of two shapes differ: added, removed, retyped, newly required or optional."""
     old, new = _fields(recorded), _fields(given)
@@ -359,6 +369,60 @@ def _parts(shape: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
         if isinstance(inner := shape.get(word), Mapping):
             parts.append((inner, mark))
     return parts
+
+
+_JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def _misfit(schema: Mapping[str, Any], value: Any, types: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return where a value does not fit a schema and why, or None."""
+    if reference := str(schema.get("$ref", "")).rpartition("/")[2]:
+        return _misfit(types[reference], value, types)
+    if choices := schema.get("anyOf"):
+        misfits = [_misfit(each, value, types) for each in choices]
+        return None if None in misfits else min(misfits, key=lambda misfit: -len(misfit[0]) if misfit else 0)
+    wanted = schema.get("type")
+    names = [wanted] if isinstance(wanted, str) else list(wanted or _JSON_TYPES)
+    if not any(_is_json_type(value, name) for name in names):
+        return "", f"must be {' or '.join(names)}, got {repr(value)[:60]}"
+    if value not in schema.get("enum", [schema.get("const", value)]):
+        return "", f"must be {schema.get('enum') or schema.get('const')!r}, got {repr(value)[:60]}"
+    return _misfit_within(schema, value, types)
+
+
+def _is_json_type(value: object, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _JSON_TYPES[name])
+
+
+def _misfit_within(schema: Mapping[str, Any], value: Any, types: Mapping[str, Any]) -> tuple[str, str] | None:
+    members: list[tuple[str, Any, Any]] = []
+    if isinstance(value, dict):
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        if missing := [name for name in schema.get("required", ()) if name not in value]:
+            return f".{missing[0]}", "is missing: the recorded shape of the stream requires it"
+        members = [(f".{name}", properties.get(name, others), inner) for name, inner in value.items()]
+    elif isinstance(value, list):
+        firsts, others = schema.get("prefixItems", []), schema.get("items", True)
+        inner_schemas = [*firsts, *[others] * len(value)]
+        members = [(f"[{at}]", inner_schemas[at], inner) for at, inner in enumerate(value)]
+    for path, inner_schema, inner in members:
+        if inner_schema is False:
+            return path, "is not in the recorded shape of the stream"
+        if isinstance(inner_schema, Mapping) and (problem := _misfit(inner_schema, inner, types)):
+            return path + problem[0], problem[1]
+    return None
 
 
 def _outermost(names: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from sqlstreams import statements
 from sqlstreams.acts.schedule_log import log_schedule
 from sqlstreams.acts.stream import check_destroy, get_stream, record_shape
-from sqlstreams.codec import Codec, fingerprint
+from sqlstreams.codec import Codec, check_shape, fingerprint
 from sqlstreams.errors import InvalidInput, NotFound
 from sqlstreams.model import (
     GroupOutcome,
@@ -65,18 +65,21 @@ def _declare(
     encoded = codec.encode(payload)
     if len(encoded) > info.max_payload:
         raise InvalidInput("payload", f"must have at most {info.max_payload} bytes as JSON, got {len(encoded)}")
-    digest = yield from _fingerprint(schema, info, codec)
+    digest = yield from _fingerprint(schema, info, codec, encoded)
     return Declared(info.id, rule, encoded, codec.schema_version, digest, options)
 
 
-def _fingerprint(schema: str, stream: StreamInfo, codec: Codec[Any]) -> Act[str | None]:
-    # A payload of no type of its own is pinned to whatever shape the stream has on record.
+def _fingerprint(schema: str, stream: StreamInfo, codec: Codec[Any], payload: bytes) -> Act[str | None]:
+    # A payload of no type of its own has to fit whatever shape the stream has on record, and is pinned to that.
     shape = codec.json_schema()
     if shape is not None:
         return fingerprint(shape)
     statement = statements.get_payload_schema(schema, stream_id=stream.id, schema_version=codec.schema_version)
     recorded = yield from ask(statement)
-    return recorded[0].fingerprint if recorded else None
+    if not recorded:
+        return None
+    check_shape(recorded[0].json_schema, payload)
+    return recorded[0].fingerprint
 
 
 def _begin(schema: str, *, schedule_id: int, declared: Declared) -> Act[None]:
