@@ -56,6 +56,7 @@ class ScheduleProducer:
         self._database = database
         self._notifier = notifier
         self._locked_before = 0
+        self._ahead_until = 0.0
         self._zone_data_seen_at = -_ZONE_DATA_PERIOD
 
     async def run_once(self) -> Ran:
@@ -67,8 +68,7 @@ class ScheduleProducer:
             await self._database.query(statements.list_due_schedules(self._database.schema, limit=_AT_ONCE))
         )
         if not due.schedules:
-            if due.due_in is None or due.due_in > _QUIET:
-                await self._look_ahead()
+            await self._look_ahead(due.due_in)
             return Ran(due_in=_remaining(due.due_in, started))
         planned = await asyncio.to_thread(_plan, due)
         outcome = await self._fire_all(planned.plans)
@@ -133,12 +133,19 @@ class ScheduleProducer:
             waits = [max(wait, waits[-1]) for wait in waits]
         return min(waits, default=None)
 
-    async def _look_ahead(self) -> None:
+    async def _look_ahead(self, due_in: float | None) -> None:
+        """Have at hand what is needed when the next slots are due, unless that is far off or has been seen to."""
+        if due_in is None or not _QUIET < due_in < _AHEAD:
+            return
+        now = time.monotonic()
+        if now + due_in <= self._ahead_until:
+            return
         schema = self._database.schema
         coming = await self._database.query(
             statements.list_coming_schedules(schema, within=_AHEAD, limit=_AHEAD_AT_ONCE)
         )
         await asyncio.to_thread(_compute_following, coming)
+        self._ahead_until = now + _AHEAD
 
     async def _retime(self) -> int:
         """Compute the next slots of a batch of schedules again where our zone data is newer than theirs."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import sqlstreams
 from sqlstreams import AsyncClient, Client
 from sqlstreams.manager import schedules
+from sqlstreams.statements import Statement
 from tests.schedules.ground import (
     HOUR,
     MINUTE,
@@ -74,7 +76,26 @@ async def test_a_handler_knows_its_slot_and_what_the_schedule_asks_for(database_
     assert plain.scheduled_at is None
 
 
-async def test_nothing_due_costs_two_looks_and_says_when_to_come_again(database_url: str) -> None:
+async def test_what_comes_soon_is_looked_at_once(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(database_url, "* * * * *")
+    back_date(database_url, clock(database_url) + timedelta(seconds=40))
+    asked: list[str] = []
+    async with AsyncClient(database_url, manager=False) as client:
+        real = client._database.query
+
+        async def query_(statement: Statement[Any]) -> list[Any]:
+            asked.append(statement.name)
+            return await real(statement)
+
+        monkeypatch.setattr(client._database, "query", query_)
+        producer = duty(client)
+        for _ in range(3):
+            await producer.run_once()
+    look = "list_due_schedules"
+    assert asked == ["list_zone_data", look, "list_coming_schedules", look, look]
+
+
+async def test_nothing_due_says_when_to_come_again(database_url: str) -> None:
     register(database_url, "* * * * *")
     slot = last_minute(database_url) + HOUR
     back_date(database_url, slot)
