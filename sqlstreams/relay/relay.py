@@ -13,7 +13,7 @@ from sqlstreams.consume.context import meta
 from sqlstreams.consume.stopping import Stop, stopped_by_signals
 from sqlstreams.errors import BrokerUnavailable, DestinationMissing, InvalidInput, NotFound, PublishRefused
 from sqlstreams.model import Meta, RawPayload
-from sqlstreams.options import DeliveryLimits, Start, check_choice, check_duration
+from sqlstreams.options import DeliveryLimits, Start, check_choice, check_duration, check_integer
 from sqlstreams.relay.brokers import open_to
 from sqlstreams.relay.bundles import Bundles
 from sqlstreams.relay.gate import Gate
@@ -87,6 +87,10 @@ class Relay:
         away. Raises `NotFound` without the stream, and `InvalidInput` when the group is there and not ordered although
         `order` is "key".
         """
+        # Before the group is registered: what is refused changes nothing.
+        check_integer("concurrency", concurrency, low=1, high=10_000)
+        check_integer("prefetch", 1 if prefetch is None else prefetch, low=1, high=10_000)
+        check_duration("grace", grace, low=timedelta(0), high=timedelta(days=1))
         self._identity = await self._prepare(start, bindings)
         stop = Stop()
         with stopped_by_signals(stop) if signals else nullcontext():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,18 @@ def test_a_template_is_filled_with_what_the_message_has() -> None:
     assert not Template("a.{stream}", check=lambda _: None).varies
     with pytest.raises(PublishRefused, match="has no key"):
         Template("{key}", check=lambda _: None).fill(NONE)
+
+
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 0}, {"prefetch": 0}, {"grace": 1}, {"start": -1}, {"bindings": [""]}]
+)
+async def test_what_a_run_refuses_registers_nothing(
+    client: AsyncClient, orders: AsyncStream[RawPayload], options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(options))):
+        await Relay(client, "orders", "nats://localhost/a").run(signals=False, **options)
+
+    assert await client.list_consumers() == []
 
 
 async def test_a_group_that_is_not_ordered_does_not_keep_the_order(

@@ -19,8 +19,8 @@ from tests.relay.conftest import relaying
 from tests.support import eventually
 
 Orders = AsyncStream[RawPayload]
-COUNT = 600
-FEW = 120
+COUNT = 300
+FEW = 60
 _RELAY = """
 import asyncio, datetime, sys, sqlstreams, sqlstreams.relay
 async def run():
@@ -40,7 +40,7 @@ async def test_a_broker_that_is_killed_in_the_middle_gets_every_message(
     async with AsyncExitStack() as stack:
         server, broker = await stack.enter_async_context(a_place_of_our_own(name, tmp_path))
         relay = Relay(client, "orders", broker.to, confirm_within=QUICK)
-        await stack.enter_async_context(relaying(relay, concurrency=50))
+        await stack.enter_async_context(relaying(relay, concurrency=25))
 
         await has_published(relay, COUNT // 4)
         await _kill_and_start(server, relay)
@@ -94,7 +94,7 @@ async def test_what_a_relay_had_not_written_down_when_it_was_killed_is_published
     _first_ones_are_in_order(broker, [(each.key, int(each.payload)) for each in found])
 
 
-@pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq", "kafka"])
+@pytest.mark.parametrize("name", ["nats", "redis"])
 async def test_a_relay_that_is_stopped_while_its_broker_is_away_gives_back_at_once_and_uncharged(
     client: AsyncClient, orders: Orders, tmp_path: Path, name: str
 ) -> None:
@@ -125,8 +125,8 @@ async def _kill_and_start(server: Killable, relay: Relay) -> None:
 async def _nothing_was_charged(relay: Relay) -> None:
     async def is_done() -> bool:
         status = await relay.consumer.status()
-        assert (status.ready, status.dead) == (0, 0)
-        return status.lag == 0
+        assert status.dead == 0
+        return (status.lag, status.ready, status.inflight, status.deferred) == (0, 0, 0, 0)
 
     await eventually(is_done)
     assert (relay.consumer.stats.failed, relay.consumer.stats.delayed, relay.stats.refused) == (0, 0, 0)

@@ -37,31 +37,31 @@ async def test_a_message_travels_whole(client: AsyncClient, orders: Orders, brok
 async def test_messages_without_keys_arrive_in_the_order_of_the_log(
     client: AsyncClient, orders: Orders, broker: Broker
 ) -> None:
-    await orders.producer().produce_many([RawPayload(b"%d" % n) for n in range(300)])
+    await orders.producer().produce_many([RawPayload(b"%d" % n) for n in range(150)])
     relay = Relay(client, "orders", broker.to, order="none")
 
     async with relaying(relay):
-        await has_published(relay, 300)
+        await has_published(relay, 150)
 
-    found = await broker.read(300)
-    assert {int(each.payload) for each in found} == set(range(300))
+    found = await broker.read(150)
+    assert {int(each.payload) for each in found} == set(range(150))
     for place in {each.place for each in found}:  # there are several only in Kafka
         in_place = [int(each.payload) for each in found if each.place == place]
         assert in_place == sorted(in_place)
 
 
 async def test_messages_of_a_key_arrive_in_order(client: AsyncClient, orders: Orders, broker: Broker) -> None:
-    await orders.producer().produce_many([Message(RawPayload(b"%d" % n), key=f"k{n % 7}") for n in range(210)])
+    await orders.producer().produce_many([Message(RawPayload(b"%d" % n), key=f"k{n % 7}") for n in range(105)])
     relay = Relay(client, "orders", broker.to)
 
     async with relaying(relay):
-        await has_published(relay, 210)
+        await has_published(relay, 105)
 
-    found = await broker.read(210)
+    found = await broker.read(105)
     for key in {each.key for each in found}:
         of_key = [int(each.payload) for each in found if each.key == key]
         assert of_key == sorted(of_key)
-        assert len(of_key) == 30
+        assert len(of_key) == 15
 
 
 async def test_the_group_is_one_like_any_other(client: AsyncClient, orders: Orders, broker: Broker) -> None:
