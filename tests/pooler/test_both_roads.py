@@ -210,3 +210,22 @@ async def test_status_names_who_holds_back_a_claim(client: AsyncClient, database
             assert [holder.application for holder in (await consumer.status()).holders] == ["slow"]
             await slow.rollback()
             await eventually(lambda: consumer.stats.handled == 1, within=5)
+
+
+async def test_a_schedule_fires_and_is_looked_at(url: str) -> None:
+    async with AsyncClient(url) as client:
+        stream = await client.stream("notes", Note).register()
+        await stream.consumer("group").register()
+        every = await client.scheduler("every").register("notes", "@every 1s", Note("x"), catch_up="all")
+        running = asyncio.create_task(every.schedule(signals=False))
+
+        async def has_fired() -> bool:
+            return len(await every.fires()) >= 2
+
+        await eventually(has_fired)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await every.suspend()
+        await every.run()
+        (last, *_) = await every.messages()
+        assert (last.kind, [each.outcome for each in last.groups]) == ("manual", ["pending"])
