@@ -291,7 +291,86 @@ create table {schema}.duty_status (
     last_failed_at timestamptz
 ) with (fillfactor = 50);
 insert into {schema}.duty_status (name)
-values ('compaction'), ('leases'), ('partitions'), ('retention'), ('schedules'), ('statistics');
+values ('compaction'), ('deadlines'), ('leases'), ('partitions'), ('retention'), ('schedules'), ('statistics');
+
+-- Rows of users' tables that come due. The table is kept by its names, so that a dump can be restored in any order.
+-- `only_rows` narrows it down: columns and what they must be, as text. `revision` grows with every change, so that
+-- nobody moves rows by what has been changed meanwhile.
+create table {schema}.deadline_config (
+    id              bigint generated always as identity primary key,
+    name            text not null unique check (name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'),
+    stream_id       bigint not null references {schema}.stream_config on delete cascade,
+    schema_version  integer not null check (schema_version >= 1),
+    fingerprint     text,
+    table_schema    text not null,
+    table_name      text not null,
+    key_column      text not null,
+    key_type        text not null,
+    deadline_column text not null,
+    state_column    text not null,
+    from_state      text not null,
+    to_state        text not null check (to_state <> from_state),
+    batch           integer not null check (batch between 1 and 10000),
+    payload_columns text[],
+    mode            text not null check (mode in ('active', 'observe')),
+    only_rows       json not null,
+    suspended_at    timestamptz,
+    revision        bigint not null default 1,
+    created_at      timestamptz not null default now(),
+    updated_at      timestamptz not null default now()
+);
+create index deadline_config_stream on {schema}.deadline_config (stream_id);
+
+create table {schema}.deadline_config_log (
+    id          bigint generated always as identity primary key,
+    deadline_id bigint not null,
+    name        text not null,
+    action      text not null check (
+        action in ('registered', 'changed', 'activated', 'observed', 'suspended', 'unsuspended', 'destroyed')),
+    config      json not null,
+    changed_by  text not null default session_user,
+    changed_at  timestamptz not null default now()
+);
+create index deadline_config_log_name on {schema}.deadline_config_log (name, id);
+
+-- How a deadline fares. `moved` grows in the transactions that move the rows. `observed_due` is what there was to move
+-- when somebody last only looked.
+create table {schema}.deadline_cursor (
+    deadline_id          bigint primary key references {schema}.deadline_config on delete cascade,
+    moved                bigint not null default 0,
+    replayed             bigint not null default 0,
+    last_run_at          timestamptz,
+    last_moved_at        timestamptz,
+    observed_due         bigint,
+    observed_at          timestamptz,
+    consecutive_failures integer not null default 0,
+    last_error           text,
+    failed_at            timestamptz,
+    retry_at             timestamptz
+) with (fillfactor = 50);
+
+-- Rows that could not be moved though their neighbours could: each is tried again alone.
+create table {schema}.deadline_aside (
+    deadline_id bigint not null references {schema}.deadline_config on delete cascade,
+    key         text not null,
+    failures    integer not null default 1,
+    last_error  text not null,
+    since       timestamptz not null default now(),
+    retry_at    timestamptz not null,
+    primary key (deadline_id, key)
+);
+create index deadline_aside_retry on {schema}.deadline_aside (deadline_id, retry_at);
+
+-- Whether some text is a value of a type, which comes from the catalog and is quoted there.
+create function {schema}.is_value(value text, type text) returns boolean
+language plpgsql stable as $sqlstreams$
+begin
+    execute pg_catalog.format('select pg_catalog.quote_literal(%L::%s)', value, type);
+    return true;
+exception when data_exception or integrity_constraint_violation then
+    return false;
+end
+$sqlstreams$;
 
 -- Ends the transaction of a handler whose lease is not ours any more: what follows it, the commit, is a rollback then. Sent
 -- together with that, so that no lease stays locked while an answer is on its way.
@@ -776,6 +855,47 @@ comment on column {schema}.consumer_group_status.dead is 'messages whose retries
 comment on column {schema}.consumer_group_status.superseded is 'messages that were not delivered, since a newer one of their key came first; until compaction removes them';
 comment on column {schema}.consumer_group_status.reclaims is 'how often work was taken over from a process that died';
 comment on column {schema}.consumer_group_status.lost is 'messages that retention removed before the group had done them';
+
+create view {schema}.deadline_status as
+select d.name,
+       d.id,
+       s.name as stream,
+       pg_catalog.format('%I.%I', d.table_schema, d.table_name) as table_name,
+       d.mode,
+       d.suspended_at is not null as suspended,
+       c.moved,
+       c.replayed,
+       c.last_run_at,
+       c.last_moved_at,
+       c.observed_due,
+       c.observed_at,
+       (select count(*) from {schema}.deadline_aside a where a.deadline_id = d.id) as aside,
+       c.consecutive_failures,
+       c.last_error,
+       c.failed_at,
+       c.retry_at
+  from {schema}.deadline_config d
+  join {schema}.stream_config s on s.id = d.stream_id
+  join {schema}.deadline_cursor c on c.deadline_id = d.id;
+
+comment on view {schema}.deadline_status is 'Every deadline and how it fares';
+comment on column {schema}.deadline_status.name is 'the deadline';
+comment on column {schema}.deadline_status.id is 'its id';
+comment on column {schema}.deadline_status.stream is 'the stream it produces to';
+comment on column {schema}.deadline_status.table_name is 'the table whose rows come due';
+comment on column {schema}.deadline_status.mode is 'active: it moves rows; observe: it only counts them';
+comment on column {schema}.deadline_status.suspended is 'whether it is stopped until somebody unsuspends it';
+comment on column {schema}.deadline_status.moved is 'rows moved, each with a message, since it was registered';
+comment on column {schema}.deadline_status.replayed is 'messages produced again by replays';
+comment on column {schema}.deadline_status.last_run_at is 'when somebody last looked and it is known';
+comment on column {schema}.deadline_status.last_moved_at is 'when rows were last moved';
+comment on column {schema}.deadline_status.observed_due is 'rows that were due when it was last observed; counted up to 100,000';
+comment on column {schema}.deadline_status.observed_at is 'when that was';
+comment on column {schema}.deadline_status.aside is 'rows that could not be moved and are tried again one by one';
+comment on column {schema}.deadline_status.consecutive_failures is 'runs that failed since the last that did not';
+comment on column {schema}.deadline_status.last_error is 'why the last run that failed did';
+comment on column {schema}.deadline_status.failed_at is 'when that was';
+comment on column {schema}.deadline_status.retry_at is 'when it is tried again';
 
 comment on table {schema}.worker_config is 'What processes do for the whole installation';
 comment on column {schema}.worker_config.name is 'the work; manager: schedules and the upkeep of the tables';

@@ -4,13 +4,14 @@ from sqlstreams import cron as cron
 from sqlstreams.aio import (
     AsyncClient,
     AsyncConsumer,
+    AsyncDeadline,
     AsyncManager,
     AsyncProducer,
     AsyncScheduler,
     AsyncStream,
     AsyncSystem,
 )
-from sqlstreams.client import Client, Consumer, Manager, Producer, Scheduler, Stream, System
+from sqlstreams.client import Client, Consumer, Deadline, Manager, Producer, Scheduler, Stream, System
 from sqlstreams.consume.context import meta, metas
 from sqlstreams.errors import (
     BrokerUnavailable,
@@ -43,6 +44,10 @@ from sqlstreams.model import (
     ConsumerStats,
     DeadLetter,
     DeadLetterDetail,
+    DeadlineAside,
+    DeadlineEdit,
+    DeadlineInfo,
+    DeadlineStatus,
     DeliveryRecord,
     DutyStatus,
     Expiry,
@@ -64,6 +69,7 @@ from sqlstreams.model import (
     Receipt,
     Reclaim,
     Redriven,
+    Replayed,
     Rewind,
     RoutingKeyUse,
     ScheduledMessage,
@@ -90,6 +96,7 @@ __version__ = _library_version()
 __all__ = [
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncDeadline",
     "AsyncManager",
     "AsyncProducer",
     "AsyncScheduler",
@@ -106,6 +113,11 @@ __all__ = [
     "DatabaseUnavailable",
     "DeadLetter",
     "DeadLetterDetail",
+    "Deadline",
+    "DeadlineAside",
+    "DeadlineEdit",
+    "DeadlineInfo",
+    "DeadlineStatus",
     "Delay",
     "DeliveryLimits",
     "DeliveryRecord",
@@ -144,6 +156,7 @@ __all__ = [
     "Receipt",
     "Reclaim",
     "Redriven",
+    "Replayed",
     "Rewind",
     "RoutingKeyUse",
     "ScheduleEdit",

@@ -391,6 +391,8 @@ def _misfit(schema: Mapping[str, Any], value: Any, types: Mapping[str, Any]) -> 
         return None if None in misfits else min(misfits, key=lambda misfit: -len(misfit[0]) if misfit else 0)
     wanted = schema.get("type")
     names = [wanted] if isinstance(wanted, str) else list(wanted or _JSON_TYPES)
+    if schema.get("format") == "decimal":
+        names += ["number"]  # is read without loss as well
     if not any(_is_json_type(value, name) for name in names):
         return "", f"must be {' or '.join(names)}, got {repr(value)[:60]}"
     if value not in schema.get("enum", [schema.get("const", value)]):

@@ -259,6 +259,34 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "with initdb and postgres), or name a running server with --database-url or SQLSTREAMS_DATABASE_URL.",
     ),
     Diagnosis(
+        "SQL0141",
+        "A row that is due was put aside",
+        "The row could not be given its new state though its neighbours could (a trigger or a constraint of its table "
+        "refuses it), or it would become a message of another shape than the stream has on record. It is tried again "
+        "alone after growing pauses, up to five minutes; the others go on. `deadline.status()` shows it and the error.",
+        "Read the error and correct the row or the trigger. A row that is given its final state by hand is forgotten.",
+        "select d.name, a.key, a.failures, a.last_error, a.retry_at from {schema}.deadline_aside a "
+        "join {schema}.deadline_config d on d.id = a.deadline_id",
+    ),
+    Diagnosis(
+        "SQL0142",
+        "A deadline failed",
+        "None of its rows that are due could be moved: the table or a column is gone, rights are missing, or a trigger "
+        "refuses all. It is tried again after growing pauses, up to five minutes; other deadlines go on and no row is "
+        "lost: those that are due say so themselves.",
+        "Read the error in `deadline.status()`. When the table has changed, register the deadline again.",
+        "select name, table_name, consecutive_failures, last_error, failed_at, retry_at from {schema}.deadline_status "
+        "where consecutive_failures > 0",
+    ),
+    Diagnosis(
+        "SQL0144",
+        "A deadline has no index to find its rows by",
+        "No index of the table starts with the columns of the state and of the deadline. Each look then reads many "
+        "rows to find those that are due; looks are made rarer so that this takes a twentieth of the time at most.",
+        "Create an index on (state, deadline), or on (deadline) for the rows that are to be moved alone: "
+        "`create index concurrently on reservations (expires_at) where state = 'held'`.",
+    ),
+    Diagnosis(
         "SQL0130",
         "A schedule could not be fired",
         "A slot is due and its message could not be produced. It is tried again after growing pauses, up to five "

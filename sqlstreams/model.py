@@ -56,7 +56,8 @@ class Meta(Struct, frozen=True):
 
     `failures` counts earlier deliveries to this group that ended in an exception, `delays` those that raised `Delay`;
     `attempt` is 1 for the first delivery. `timeout`, `max_retries` and `max_delays` are what holds for this message, of
-    all that it, its producer and the group say. `scheduled_at` is the slot of the schedule that produced it.
+    all that it, its producer and the group say. `scheduled_at` is the slot of the schedule that produced
+    it, or the deadline of the row that it is about.
     """
 
     id: int
@@ -450,6 +451,105 @@ class Skip(Struct, frozen=True):
     last_id: int | None
     first_at: datetime | None
     last_at: datetime | None
+
+
+class DeadlineInfo(Struct, frozen=True):
+    """A deadline as it is registered: rows of `table` whose `state` is `from_state` when their `deadline` comes.
+
+    `columns` are those in the payload (None: all). `mode` is "active" or "observe"; `only` narrows the rows down to
+    those with such values, as text. `suspended_at` is when it was stopped (None: it was not), `revision` counts the
+    changes.
+    """
+
+    id: int
+    name: str
+    stream: str
+    table: str
+    key: str
+    deadline: str
+    state: str
+    from_state: str
+    to_state: str
+    batch: int
+    columns: tuple[str, ...] | None
+    mode: str
+    only: Mapping[str, str]
+    schema_version: int
+    fingerprint: str | None
+    suspended_at: datetime | None
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it is stopped until somebody unsuspends it."""
+        return self.suspended_at is not None
+
+
+class DeadlineAside(Struct, frozen=True):
+    """A row that could not be moved though its neighbours could; it is tried again alone at `retry_at`."""
+
+    key: str
+    failures: int
+    last_error: str
+    since: datetime
+    retry_at: datetime
+
+
+class DeadlineStatus(Struct, frozen=True):
+    """How a deadline fares.
+
+    `due` counts the rows to be moved now (up to 100,000), `oldest_due` is the deadline of the longest due, and
+    `next_deadline` the next one to come. `already_final` counts rows past their deadline in neither state (up to
+    100,000; None when the table is too large to be asked by the way). `scan_cost` is what the server thinks that
+    finding a batch costs, in its own units, `plan` how it would do so; `index` is the index made for it, and `warning`
+    says that there is none. `moved` counts all rows since it was registered, `aside` those that could not be moved, of
+    which `asides` has the first hundred. `problem` says why the table cannot be asked.
+    """
+
+    name: str
+    id: int
+    stream: str
+    table: str
+    mode: str
+    suspended: bool
+    due: int | None
+    oldest_due: datetime | None
+    next_deadline: datetime | None
+    already_final: int | None
+    scan_cost: float | None
+    plan: str | None
+    index: str | None
+    warning: str | None
+    problem: str | None
+    moved: int
+    replayed: int
+    last_run_at: datetime | None
+    last_moved_at: datetime | None
+    consecutive_failures: int
+    last_error: str | None
+    failed_at: datetime | None
+    retry_at: datetime | None
+    aside: int
+    asides: tuple[DeadlineAside, ...]
+
+
+class DeadlineEdit(Struct, frozen=True):
+    """A change of a deadline: what was done, by whom, and what it was from then on."""
+
+    deadline_id: int
+    action: str
+    config: Mapping[str, Any]
+    changed_by: str
+    changed_at: datetime
+
+
+class Replayed(Struct, frozen=True):
+    """What a replay produced; `replay` is what its messages have in their header `sqlstreams-replay`."""
+
+    messages: int
+    replay: str
 
 
 class PositionChange(Struct, frozen=True):

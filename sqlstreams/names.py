@@ -11,6 +11,8 @@ NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 KEY_LIMIT: Final = 512
 ERROR_TEXT_LIMIT: Final = 8_192
 
+_PART = r'(?:[^\W\d][\w$]*|"(?:[^"]|"")+")'
+_TABLE: Final = re.compile(rf"{_PART}(?:\.{_PART})?\Z")
 _NAME = re.compile(NAME_PATTERN.rstrip("$") + r"\Z")
 
 
@@ -57,6 +59,28 @@ def check_schema(value: object) -> str:
 def channel(schema: str) -> str:
     """Return the name of the channel on which an installation says what is new; PostgreSQL allows 63 bytes."""
     return f"sqlstreams:{schema}".encode()[:63].decode(errors="ignore")
+
+
+def check_identifier(field: str, value: object) -> str:
+    """Return `value` when it can name a column, letter by letter: it is quoted where it is used."""
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"must be a str, got {type(value).__name__}")
+    size = len(encode_text(field, value))
+    if not 1 <= size <= 63:
+        raise InvalidInput(field, f"must have 1 to 63 bytes, got {size}")
+    return value
+
+
+def check_table(field: str, value: object) -> str:
+    """Return `value` when it is a table's name as SQL has it: with its schema or without, quoted where needed."""
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"must be a str, got {type(value).__name__}")
+    encode_text(field, value)
+    if not _TABLE.match(value):
+        raise InvalidInput(
+            field, f'must be a name as in SQL, such as orders, sales.orders or "My Orders", got {shorten(value)}'
+        )
+    return value
 
 
 def encode_text(field: str, value: str) -> bytes:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
 from sqlstreams.errors import InvalidInput
-from sqlstreams.names import ERROR_TEXT_LIMIT, check_key, encode_text
+from sqlstreams.names import ERROR_TEXT_LIMIT, check_identifier, check_key, check_table, encode_text, shorten
 
 Start = Literal["beginning", "head"] | int | datetime
 """Where a new group begins: the first kept message, behind the last one, after an id, or at a time."""
 
 CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
 CATCH_UPS: Final = ("newest", "oldest", "all", "skip")
+DEADLINE_MODES: Final = ("active", "observe")
 DELIVERY_LOGS: Final = ("failures", "all", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
@@ -120,6 +122,37 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
         check_number("retry_exponent", self.retry_exponent, low=1.0, high=10.0)
 
 
+class DeadlineOptions(Struct, frozen=True, kw_only=True):
+    """Which rows of a table come due, and what becomes of them. See `AsyncDeadline.register`."""
+
+    table: str
+    key: str
+    deadline: str
+    state: str
+    from_state: str
+    to_state: str
+    batch: int = 200
+    columns: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_table("table", self.table)
+        for field in ("key", "deadline", "state"):
+            check_identifier(field, getattr(self, field))
+        if len({self.key, self.deadline, self.state}) < 3:
+            raise InvalidInput("key", "deadline and state must be three columns")
+        for field in ("from_state", "to_state"):
+            encode_text(field, getattr(self, field))
+        if self.from_state == self.to_state:
+            raise InvalidInput("to_state", f"must be another than from_state, got {self.to_state!r} for both")
+        check_integer("batch", self.batch, low=1, high=10_000)
+        if self.columns is not None and not self.columns:
+            raise InvalidInput("columns", "must name a column at least; None takes all")
+        for position, column in enumerate(self.columns or ()):
+            check_identifier(f"columns[{position}]", column)
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise InvalidInput("columns", "must name each column once")
+
+
 class ScheduleOptions(Struct, frozen=True, kw_only=True):
     """Settings of a schedule beside its payload and its slots. See `AsyncScheduler.register`."""
 
@@ -165,6 +198,39 @@ class DeadFilter(Struct, frozen=True, kw_only=True):
             return None
         first = bisect_right(self.message_ids, after)
         return list(self.message_ids[first : first + limit])
+
+
+def check_value(field: str, value: object) -> str:
+    """Return a value of a column as text: of a str, a bool, an int, or a member of an Enum."""
+    value = value.value if isinstance(value, Enum) else value
+    match value:
+        case str():
+            encode_text(field, value)
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int() if -(2**63) <= value < 2**63:
+            return str(value)
+        case _:
+            raise InvalidInput(field, f"must be a str, a bool or an int of 64 bits, got {shorten(repr(value))}")
+
+
+def check_only(field: str, only: object) -> dict[str, str]:
+    """Return what columns must be, as text; None is no column at all."""
+    if only is None:
+        return {}
+    if not isinstance(only, Mapping):
+        raise InvalidInput(field, f"must map columns to values, got {type(only).__name__}")
+    return {check_identifier(field, column): check_value(f"{field}.{column}", each) for column, each in only.items()}
+
+
+def check_columns(field: str, columns: object) -> tuple[str, ...] | None:
+    """Return names of columns as a tuple; None is all of them."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise InvalidInput(field, f"must be names of columns, got {shorten(repr(columns))}")
+    return tuple(columns)
 
 
 def select_dead(

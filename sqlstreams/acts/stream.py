@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from sqlstreams import migration, statements
+from sqlstreams.acts.deadline_log import end_deadlines
 from sqlstreams.acts.schedule_log import end_schedules
 from sqlstreams.acts.system import apply_step
 from sqlstreams.codec import Codec, describe_change, fingerprint
@@ -108,6 +109,7 @@ def destroy_stream(schema: str, *, name: str, allowed: bool) -> Act[None]:
     """Remove a stream with its messages, its groups and everything known of them."""
     check_destroy(allowed, "stream", name)
     info = yield from lock_stream(schema, name)
+    yield from end_deadlines(schema, info)
     yield from end_schedules(schema, info)
     yield from ask(statements.drop_detached(Family(schema, info.id), below=MAX_ID))
     yield from ask(statements.drop_family(Family(schema, info.id)))

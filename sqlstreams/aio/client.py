@@ -12,6 +12,7 @@ import psycopg
 from psycopg import errors as pg
 
 from sqlstreams import acts
+from sqlstreams.aio.deadline import AsyncDeadline
 from sqlstreams.aio.log import Log
 from sqlstreams.aio.manager import AsyncManager
 from sqlstreams.aio.scheduler import AsyncScheduler
@@ -22,6 +23,7 @@ from sqlstreams.database import AsyncDatabase, address
 from sqlstreams.errors import NotFound
 from sqlstreams.manager.management import Management
 from sqlstreams.model import (
+    DeadlineInfo,
     GroupInfo,
     MigrationStep,
     RawPayload,
@@ -128,6 +130,16 @@ class AsyncClient:
         if stream is not None:
             check_name("stream", stream)
         return await self._run(lambda: acts.list_groups(self._address.schema, stream=stream))
+
+    def deadline(self, name: str) -> AsyncDeadline:
+        """Return a handle on a deadline. No I/O happens, and the deadline need not exist."""
+        return AsyncDeadline(self, name)
+
+    async def list_deadlines(self, stream: str | None = None) -> list[DeadlineInfo]:
+        """Return every deadline, or those of one stream, by name."""
+        if stream is not None:
+            check_name("stream", stream)
+        return await self._run(lambda: acts.list_deadlines(self._address.schema, stream=stream))
 
     def scheduler(self, name: str) -> AsyncScheduler:
         """Return a handle on a schedule. No I/O happens, and the schedule need not exist."""

@@ -12,6 +12,7 @@ from psycopg import errors as pg
 
 from sqlstreams import acts
 from sqlstreams.aio import AsyncClient
+from sqlstreams.client.deadline import Deadline
 from sqlstreams.client.log import Log
 from sqlstreams.client.manager import Manager
 from sqlstreams.client.scheduler import Scheduler
@@ -20,6 +21,7 @@ from sqlstreams.client.system import System
 from sqlstreams.database import Database, address
 from sqlstreams.errors import NotFound
 from sqlstreams.model import (
+    DeadlineInfo,
     GroupInfo,
     MigrationStep,
     RawPayload,
@@ -120,6 +122,16 @@ class Client:
         if stream is not None:
             check_name("stream", stream)
         return self._run(lambda: acts.list_groups(self._address.schema, stream=stream))
+
+    def deadline(self, name: str) -> Deadline:
+        """Return a handle on a deadline. No I/O happens, and the deadline need not exist."""
+        return Deadline(self, name)
+
+    def list_deadlines(self, stream: str | None = None) -> list[DeadlineInfo]:
+        """Return every deadline, or those of one stream, by name."""
+        if stream is not None:
+            check_name("stream", stream)
+        return self._run(lambda: acts.list_deadlines(self._address.schema, stream=stream))
 
     def scheduler(self, name: str) -> Scheduler:
         """Return a handle on a schedule. No I/O happens, and the schedule need not exist."""

@@ -7,6 +7,7 @@ from msgspec import Struct
 from sqlstreams import acts
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.errors import LeaseLost
+from sqlstreams.manager.deadlines import DeadlineProducers
 from sqlstreams.manager.duty import Duty
 from sqlstreams.manager.lease import Lease
 from sqlstreams.manager.retention import Retention
@@ -33,6 +34,7 @@ class Office(Struct, frozen=True):
 def make_duties(office: Office) -> list[Duty]:
     """Return the duties, each with what it keeps between its batches. Their names are in the table duty_status too."""
     return [
+        DeadlineProducers(office.database, office.notifier),
         ScheduleProducer(office.database, office.notifier),
         Partitions(office.database),
         Leases(office.database),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from itertools import count
+from types import MappingProxyType
+from typing import Final
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _PLACES = re.compile(r"'\{schema\}\.|\{schema_literal\}|\{schema\}|\{stream\}|\$sqlstreams\$")
+_NO_PLACES: Final[Mapping[str, str]] = MappingProxyType({})
 _COMMENT = re.compile(r"^\s*--.*$\n?", re.MULTILINE)
 
 
@@ -22,10 +26,11 @@ def quote_literal(text: str) -> str:
     return ("E" if "\\" in text else "") + "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def fill(text: str, *, schema: str, stream: int | None) -> str:
+def fill(text: str, *, schema: str, stream: int | None, places: Mapping[str, str] = _NO_PLACES) -> str:
     """Fill in `{schema}`, `{schema_literal}` and `{stream}`: in a quoted literal the schema is escaped for it.
 
-    One pass, since a schema may be called `{stream}`; and the quotes of a function's body must not occur in its name.
+    `places` are further names in braces, and what stands for each. One pass, since a schema may be called `{stream}`;
+    and the quotes of a function's body must not occur in its name.
     """
     identifier = quote_identifier(schema)
     values = {
@@ -35,7 +40,9 @@ def fill(text: str, *, schema: str, stream: int | None) -> str:
         "{stream}": "{stream}" if stream is None else str(stream),
         "$sqlstreams$": next(tag for number in count() if (tag := f"$sqlstreams{number or ''}$") not in schema),
     }
-    return _PLACES.sub(lambda place: values[place[0]], text)
+    values |= {f"{{{place}}}": value for place, value in places.items()}
+    pattern = re.compile("|".join([_PLACES.pattern, *(re.escape(f"{{{place}}}") for place in places)]))
+    return pattern.sub(lambda place: values[place[0]], text)
 
 
 @cache
@@ -57,3 +64,10 @@ def render(name: str, schema: str, stream: int | None = None) -> bytes:
     """Return statement `name` for one schema and, where it belongs to a stream's family, one stream."""
     # The placeholders are psycopg's, so a percent sign in a schema's name must be doubled.
     return fill(statement_texts()[name], schema=schema.replace("%", "%%"), stream=stream).encode()
+
+
+@cache
+def render_rows(name: str, schema: str, places: tuple[tuple[str, str], ...]) -> bytes:
+    """Return statement `name` for the rows of a user's table; `places` are quoted identifiers and made of such."""
+    doubled = {place: value.replace("%", "%%") if place != "narrow" else value for place, value in places}
+    return fill(statement_texts()[name], schema=schema.replace("%", "%%"), stream=None, places=doubled).encode()

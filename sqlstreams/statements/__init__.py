@@ -4,6 +4,7 @@ from sqlstreams.statements.binding import *  # noqa: F403  # one namespace, a fi
 from sqlstreams.statements.compaction import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.consume import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.dead import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.deadline import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.group import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.instance import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.key import *  # noqa: F403  # one namespace, a file a noun

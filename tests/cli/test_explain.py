@@ -40,7 +40,7 @@ def test_an_unknown_code_ends_with_1_and_the_codes_that_are_near(capsys: pytest.
 
     assert (ended.code, ended.out) == (1, "")
     assert "there is no code SQL0113" in ended.err
-    assert "SQL0103" in ended.err
+    assert "did you mean SQL01" in ended.err
 
 
 def test_the_reference_is_up_to_date() -> None:

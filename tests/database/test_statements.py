@@ -24,12 +24,25 @@ from sqlstreams.options import DeadFilter, GroupOptions, ScheduleOptions, Stream
 from sqlstreams.produce.batch import JsonArray, prepare_adapters
 from sqlstreams.slots import Rule
 from sqlstreams.sql import statement_texts
-from sqlstreams.statements import Declared, DutyReport, Failures, Family, Statement, Term
+from sqlstreams.statements import Declared, DeclaredDeadline, DutyReport, Failures, Family, Rows, Statement, Term
 from tests.database.databases import database_of_a_module
 from tests.support import Note
 
 FAMILY = Family("sqlstreams", 1)
 TOKEN = UUID(int=1)
+# A table of ours stands for one of a user's.
+ROWS = Rows(
+    table_schema="sqlstreams",
+    table_name="consumer_group_config",
+    key="name",
+    key_type="pg_catalog.text",
+    deadline="created_at",
+    state="start_at",
+    from_state="head",
+    to_state="beginning",
+    columns=("id",),
+    only=(("stream_id", "1"),),
+)
 DECLARED = Declared(1, Rule("* * * * *", "UTC"), b"{}", 1, None, ScheduleOptions())
 ARGUMENTS: dict[str, Any] = {
     "above": 0,
@@ -49,10 +62,14 @@ ARGUMENTS: dict[str, Any] = {
     "compaction_ranks": [None, 1],
     "concurrencies": ["ordered", None],
     "config": b"{}",
+    "count": 1,
+    "deadline_id": 1,
     "done": [[1, 2], []],
     "failures": Failures([1], ["failed"], ["ready"], [0.0], ["ValueError"], ["no"]),
     "family": FAMILY,
     "exceptions": 0,
+    "error": "no",
+    "errors": ["no"],
     "expired_before": datetime(2026, 1, 1, tzinfo=UTC),
     "fingerprint": "x",
     "first_id": 1,
@@ -85,8 +102,11 @@ ARGUMENTS: dict[str, Any] = {
     "meant": DeadFilter(message_ids=(1, 2), error="no", key="k"),
     "message_keys": ["k", None],
     "messages": 1,
+    "mode": "active",
     "name": "notes",
     "new_name": "letters",
+    "only": {},
+    "observed_due": 1,
     "older_than": timedelta(days=1),
     "partitions": 32,
     "patterns": ["eu.%"],
@@ -99,7 +119,6 @@ ARGUMENTS: dict[str, Any] = {
     "declared": DECLARED,
     "due_at": datetime(2026, 1, 1, tzinfo=UTC),
     "due_ats": [datetime(2026, 1, 1, tzinfo=UTC), None],
-    "errors": ["no"],
     "fired_by": "here 1",
     "first_slots": [datetime(2026, 1, 1, tzinfo=UTC)],
     "kinds": ["slot"],
@@ -118,6 +137,8 @@ ARGUMENTS: dict[str, Any] = {
     "reports": [DutyReport("leases", 1, 2, 0.5, 0.1, 2, None, 60.0, 0, None, None)],
     "reason": "no",
     "resolved": [1, 2],
+    "revision": 1,
+    "rows": ROWS,
     "routing_keys": None,
     "scan": 100,
     "schema": "sqlstreams",
@@ -129,17 +150,23 @@ ARGUMENTS: dict[str, Any] = {
     "steal": True,
     "suspended": True,
     "stream_id": 1,
+    "start": datetime(2026, 1, 1, tzinfo=UTC),
     "stream_ids": [1],
+    "table_id": 1,
+    "table": '"x"',
     "term": Term(1, TOKEN, 1),
     "through": 10,
     "token": TOKEN,
     "tokens": [TOKEN, UUID(int=2)],
     "ttl": 15.0,
+    "until": datetime(2026, 1, 2, tzinfo=UTC),
+    "types": ["pg_catalog.int8"],
     "version": 99,
+    "values": ["1"],
     "versions": [2],
     "xact": 3,
 }
-DDL = {"create_schema", "create_migration_log", "drop_family", "analyze_log"}
+DDL = {"create_schema", "create_migration_log", "drop_family", "analyze_log", "explain_claim"}
 NOT_IN_A_TRANSACTION = {"detach_partition", "finish_detaching"}
 
 
@@ -148,6 +175,8 @@ def _sample(name: str) -> Statement[Any]:
     arguments: dict[str, Any] = {}
     for parameter in inspect.signature(ask).parameters.values():
         match parameter.name, parameter.annotation:
+            case "declared", "DeclaredDeadline":
+                arguments["declared"] = DeclaredDeadline(1, 1, None, ROWS, 200)
             case "options", "StreamOptions":
                 arguments["options"] = StreamOptions()
             case "options", "GroupOptions":

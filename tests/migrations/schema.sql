@@ -202,6 +202,126 @@ view dead_letters
      JOIN sqlstreams.stream_config s ON s.id = g.stream_id
      CROSS JOIN LATERAL sqlstreams.group_dead_letters(s.id, g.id) d(message_id, message_key, error_type, error, failures, delays, first_failed_at, dead_since, created_at, payload);
 
+table deadline_aside
+    deadline_id bigint not null
+    key text not null
+    failures integer not null default 1
+    last_error text not null
+    since timestamp with time zone not null default now()
+    retry_at timestamp with time zone not null
+    constraint deadline_aside_deadline_id_fkey FOREIGN KEY (deadline_id) REFERENCES sqlstreams.deadline_config(id) ON DELETE CASCADE
+    constraint deadline_aside_pkey PRIMARY KEY (deadline_id, key)
+CREATE UNIQUE INDEX deadline_aside_pkey ON sqlstreams.deadline_aside USING btree (deadline_id, key)
+CREATE INDEX deadline_aside_retry ON sqlstreams.deadline_aside USING btree (deadline_id, retry_at)
+
+table deadline_config
+    id bigint not null generated always as identity
+    name text not null
+    stream_id bigint not null
+    schema_version integer not null
+    fingerprint text
+    table_schema text not null
+    table_name text not null
+    key_column text not null
+    key_type text not null
+    deadline_column text not null
+    state_column text not null
+    from_state text not null
+    to_state text not null
+    batch integer not null
+    payload_columns text[]
+    mode text not null
+    only_rows json not null
+    suspended_at timestamp with time zone
+    revision bigint not null default 1
+    created_at timestamp with time zone not null default now()
+    updated_at timestamp with time zone not null default now()
+    constraint deadline_config_batch_check CHECK (((batch >= 1) AND (batch <= 10000)))
+    constraint deadline_config_check CHECK ((to_state <> from_state))
+    constraint deadline_config_mode_check CHECK ((mode = ANY (ARRAY['active'::text, 'observe'::text])))
+    constraint deadline_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
+    constraint deadline_config_name_key UNIQUE (name)
+    constraint deadline_config_pkey PRIMARY KEY (id)
+    constraint deadline_config_schema_version_check CHECK ((schema_version >= 1))
+    constraint deadline_config_stream_id_fkey FOREIGN KEY (stream_id) REFERENCES sqlstreams.stream_config(id) ON DELETE CASCADE
+CREATE UNIQUE INDEX deadline_config_name_key ON sqlstreams.deadline_config USING btree (name)
+CREATE UNIQUE INDEX deadline_config_pkey ON sqlstreams.deadline_config USING btree (id)
+CREATE INDEX deadline_config_stream ON sqlstreams.deadline_config USING btree (stream_id)
+
+sequence deadline_config_id_seq as bigint start 1 increment 1 cache 1
+
+table deadline_config_log
+    id bigint not null generated always as identity
+    deadline_id bigint not null
+    name text not null
+    action text not null
+    config json not null
+    changed_by text not null default SESSION_USER
+    changed_at timestamp with time zone not null default now()
+    constraint deadline_config_log_action_check CHECK ((action = ANY (ARRAY['registered'::text, 'changed'::text, 'activated'::text, 'observed'::text, 'suspended'::text, 'unsuspended'::text, 'destroyed'::text])))
+    constraint deadline_config_log_pkey PRIMARY KEY (id)
+CREATE INDEX deadline_config_log_name ON sqlstreams.deadline_config_log USING btree (name, id)
+CREATE UNIQUE INDEX deadline_config_log_pkey ON sqlstreams.deadline_config_log USING btree (id)
+
+sequence deadline_config_log_id_seq as bigint start 1 increment 1 cache 1
+
+table deadline_cursor with (fillfactor=50)
+    deadline_id bigint not null
+    moved bigint not null default 0
+    replayed bigint not null default 0
+    last_run_at timestamp with time zone
+    last_moved_at timestamp with time zone
+    observed_due bigint
+    observed_at timestamp with time zone
+    consecutive_failures integer not null default 0
+    last_error text
+    failed_at timestamp with time zone
+    retry_at timestamp with time zone
+    constraint deadline_cursor_deadline_id_fkey FOREIGN KEY (deadline_id) REFERENCES sqlstreams.deadline_config(id) ON DELETE CASCADE
+    constraint deadline_cursor_pkey PRIMARY KEY (deadline_id)
+CREATE UNIQUE INDEX deadline_cursor_pkey ON sqlstreams.deadline_cursor USING btree (deadline_id)
+
+view deadline_status
+    name text  -- the deadline
+    id bigint  -- its id
+    stream text  -- the stream it produces to
+    table_name text  -- the table whose rows come due
+    mode text  -- active: it moves rows; observe: it only counts them
+    suspended boolean  -- whether it is stopped until somebody unsuspends it
+    moved bigint  -- rows moved, each with a message, since it was registered
+    replayed bigint  -- messages produced again by replays
+    last_run_at timestamp with time zone  -- when somebody last looked and it is known
+    last_moved_at timestamp with time zone  -- when rows were last moved
+    observed_due bigint  -- rows that were due when it was last observed; counted up to 100,000
+    observed_at timestamp with time zone  -- when that was
+    aside bigint  -- rows that could not be moved and are tried again one by one
+    consecutive_failures integer  -- runs that failed since the last that did not
+    last_error text  -- why the last run that failed did
+    failed_at timestamp with time zone  -- when that was
+    retry_at timestamp with time zone  -- when it is tried again
+ SELECT d.name,
+    d.id,
+    s.name AS stream,
+    format('%I.%I'::text, d.table_schema, d.table_name) AS table_name,
+    d.mode,
+    d.suspended_at IS NOT NULL AS suspended,
+    c.moved,
+    c.replayed,
+    c.last_run_at,
+    c.last_moved_at,
+    c.observed_due,
+    c.observed_at,
+    ( SELECT count(*) AS count
+           FROM sqlstreams.deadline_aside a
+          WHERE a.deadline_id = d.id) AS aside,
+    c.consecutive_failures,
+    c.last_error,
+    c.failed_at,
+    c.retry_at
+   FROM sqlstreams.deadline_config d
+     JOIN sqlstreams.stream_config s ON s.id = d.stream_id
+     JOIN sqlstreams.deadline_cursor c ON c.deadline_id = d.id;
+
 table delivery_log_1
     id bigint not null generated always as identity  -- the order of the entries of a message
     group_id bigint not null  -- the consumer group
@@ -827,6 +947,19 @@ begin
     perform payload::jsonb;
     return true;
 exception when untranslatable_character or invalid_text_representation or numeric_value_out_of_range then
+    return false;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.is_value(value text, type text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+    execute pg_catalog.format('select pg_catalog.quote_literal(%L::%s)', value, type);
+    return true;
+exception when data_exception or integrity_constraint_violation then
     return false;
 end
 $function$

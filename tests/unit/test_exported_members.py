@@ -16,6 +16,7 @@ PAIRS = [
     (sqlstreams.Stream, sqlstreams.AsyncStream),
     (sqlstreams.Producer, sqlstreams.AsyncProducer),
     (sqlstreams.Consumer, sqlstreams.AsyncConsumer),
+    (sqlstreams.Deadline, sqlstreams.AsyncDeadline),
     (sqlstreams.Scheduler, sqlstreams.AsyncScheduler),
     (sqlstreams.Manager, sqlstreams.AsyncManager),
 ]
@@ -89,7 +90,7 @@ def test_both_faces_take_the_same_arguments(blocking: type[Any], asynchronous: t
 def test_what_waits_on_one_face_is_awaited_on_the_other(blocking: type[Any], asynchronous: type[Any]) -> None:
     for name, offered in _public(blocking).items():
         other = _public(asynchronous)[name]
-        handles = {"stream", "producer", "consumer", "system", "manager", "scheduler", "transaction"}
+        handles = {"stream", "producer", "consumer", "deadline", "system", "manager", "scheduler", "transaction"}
         returns_handle = name in handles | {"__init__"}
         awaited = inspect.iscoroutinefunction(other) or inspect.isasyncgenfunction(other)
         assert awaited != returns_handle, name

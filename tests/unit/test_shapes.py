@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from enum import Enum
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ class Order(Struct, frozen=True):
     note: str | None = None
     rates: dict[str, float] = {}
     pair: tuple[int, str] | None = None
+    price: Decimal | None = None
 
 
 SHAPE = Codec(Order).json_schema() or {}
@@ -46,6 +48,8 @@ def test_what_fits_is_let_through() -> None:
     check({"number": 1, "lines": []})
     check({"number": 1.0, "lines": [{"sku": "x"}], "note": None, "rates": {"a": 1, "b": 0.5}, "pair": [1, "x"]})
     check({"number": 1, "lines": [], "colour": "blue", "kind": "b", "unknown": {"to": "us"}})
+    check({"number": 1, "lines": [], "price": 1.25})
+    check({"number": 1, "lines": [], "price": "1.25"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""Moving rows that are due, and producing a message for each, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import psycopg
+from msgspec import Struct
+
+from sqlstreams import statements
+from sqlstreams.acts import find_problem, get_deadline
+from sqlstreams.codec import Codec, check_shape, encode_options
+from sqlstreams.database import AsyncDatabase, Database, adrive, drive
+from sqlstreams.errors import DatabaseUnavailable, InvalidInput, SqlstreamsError
+from sqlstreams.model import RawPayload, Replayed
+from sqlstreams.names import check_required_key
+from sqlstreams.produce.append import meets_edge
+from sqlstreams.produce.batch import Batch, Encoded, prepare_adapters
+from sqlstreams.produce.transaction import atransaction, transaction
+from sqlstreams.statements import Act, Family, MovedRow, RunningDeadline, Statement, ask
+
+ResultT = TypeVar("ResultT")
+
+_ATTEMPTS: Final = 5
+_ROOM: Final = 10_000
+_ANY_JSON: Final = Codec(RawPayload)
+REPLAY_HEADER: Final = "sqlstreams-replay"
+
+
+class Culprit(Struct, frozen=True):
+    """A row that cannot be moved, and why."""
+
+    key: str
+    error: str
+
+
+class Misfits(Exception):
+    """Rows that would become messages which no consumer can read. Nothing was written."""
+
+    def __init__(self, culprits: Sequence[Culprit]) -> None:
+        super().__init__(culprits[0].error)
+        self.culprits = culprits
+
+
+class CannotMove(SqlstreamsError):
+    """The rows of a deadline do not become messages."""
+
+    code = "SQL0142"
+
+
+# What is asked of the database
+
+
+def move_rows(
+    schema: str, deadline: RunningDeadline, *, keys: Sequence[str] | None, limit: int, claimed: list[str]
+) -> Act[int]:
+    """Move rows that are due, those named or the longest due, and return how many; `claimed` tells which were tried.
+
+    A deadline that has been changed meanwhile moves nothing. Raises `Misfits`.
+    """
+    yield from ask(statements.bound_moving(schema))
+    held = yield from ask(statements.hold_deadline(schema, deadline_id=deadline.id, revision=deadline.revision))
+    if not held:
+        return 0
+    claimed[:] = yield from ask(_claim(schema, deadline, keys, limit))
+    if not claimed:
+        return 0
+    moved = yield from ask(statements.move_due_rows(schema, deadline.rows, keys=claimed))
+    yield from _produce(Family(schema, deadline.stream_id), deadline, _in_order(claimed, moved))
+    yield from ask(statements.note_moved(schema, deadline_id=deadline.id, count=len(claimed)))
+    return len(claimed)
+
+
+def _claim(schema: str, deadline: RunningDeadline, keys: Sequence[str] | None, limit: int) -> Statement[str]:
+    if keys is None:
+        return statements.claim_due_rows(schema, deadline.rows, deadline_id=deadline.id, limit=limit)
+    return statements.claim_named_rows(schema, deadline.rows, keys=keys)
+
+
+def _in_order(claimed: Sequence[str], moved: Sequence[MovedRow]) -> list[MovedRow]:
+    by_key = {row.key: row for row in moved if row.moved}
+    stopped = [
+        Culprit(key, "a trigger or a rule of the table kept the row from getting its new state")
+        for key in claimed
+        if key not in by_key
+    ]
+    if stopped:
+        raise Misfits(stopped)
+    return [by_key[key] for key in claimed]
+
+
+def _produce(
+    family: Family, deadline: RunningDeadline, rows: Sequence[MovedRow], *, replay: str | None = None
+) -> Act[None]:
+    messages = list(_encode(deadline, rows, replay))
+    batch = Batch(family, messages, size=len(messages), schema_version=deadline.schema_version, eager=True)
+    for part in batch:
+        yield from ask(part)
+
+
+def _encode(deadline: RunningDeadline, rows: Sequence[MovedRow], replay: str | None) -> Iterator[Encoded]:
+    headers = None if replay is None else {REPLAY_HEADER: replay}
+    culprits = []
+    for row in rows:
+        try:
+            check_payload(deadline, row.payload)
+            key = check_required_key("key", row.key)
+        except InvalidInput as error:
+            culprits.append(Culprit(row.key, str(error)))
+            continue
+        options = encode_options(headers=headers, scheduled_at=_instant(row.deadline))
+        yield Encoded(row.payload, key, None, options)
+    if culprits:
+        raise Misfits(culprits)
+
+
+def check_payload(deadline: RunningDeadline, payload: bytes) -> None:
+    """Refuse a row as JSON that is too large, or not what the stream has on record."""
+    if len(payload) > deadline.max_payload:
+        raise InvalidInput("payload", f"must have at most {deadline.max_payload} bytes as JSON, got {len(payload)}")
+    _ANY_JSON.encode(RawPayload(payload))
+    if deadline.json_schema is not None:
+        check_shape(deadline.json_schema, payload)
+
+
+def _instant(text: str | None) -> datetime | None:
+    # PostgreSQL has times before the first and after the last that Python has.
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+
+
+def replay_rows(schema: str, *, name: str, start: datetime, until: datetime, limit: int) -> Act[Replayed]:
+    """Produce the messages of moved rows again, all of them in one transaction."""
+    stored = yield from get_deadline(schema, name=name)
+    if problem := (yield from find_problem(schema, stored.rows)):
+        raise InvalidInput("deadline", f"{name!r} cannot be replayed: {problem}")
+    found = yield from ask(statements.get_producing_deadline(schema, name=name))
+    deadline = found[0]
+    rows = yield from ask(statements.read_moved_rows(schema, deadline.rows, start=start, until=until, limit=limit + 1))
+    if len(rows) > limit:
+        raise InvalidInput("until", f"must be nearer: more than {limit} rows were due from start to then")
+    replay = uuid4().hex
+    try:
+        yield from _produce(Family(schema, deadline.stream_id), deadline, rows, replay=replay)
+    except Misfits as misfits:
+        raise InvalidInput("deadline", f"{name!r} has a row that cannot be produced again: {misfits}") from None
+    yield from ask(statements.note_replayed(schema, deadline_id=deadline.id, count=len(rows)))
+    return Replayed(len(rows), replay)
+
+
+# Who asks it
+
+
+def within(database: Database, act: Callable[[], Act[ResultT]], *, stream_id: int) -> ResultT:
+    """Drive an act that produces, in a transaction of its own, and make room in the log where it has none."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            with transaction(database) as connection:
+                prepare_adapters(connection.adapters)
+                return drive(connection, act())
+        except psycopg.errors.CheckViolation as error:
+            if not _is_edge_of(error, stream_id):
+                raise
+            database.query(_extension(database.schema, stream_id, attempt))
+        except DatabaseUnavailable as error:
+            if attempt:
+                raise
+            database.renew_pool(error)
+    raise _no_room(stream_id)
+
+
+async def awithin(database: AsyncDatabase, act: Callable[[], Act[ResultT]], *, stream_id: int) -> ResultT:
+    """Drive an act that produces, in a transaction of its own, and make room in the log where it has none."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            async with atransaction(database) as connection:
+                prepare_adapters(connection.adapters)
+                return await adrive(connection, act())
+        except psycopg.errors.CheckViolation as error:
+            if not _is_edge_of(error, stream_id):
+                raise
+            await database.query(_extension(database.schema, stream_id, attempt))
+        except DatabaseUnavailable as error:
+            if attempt:
+                raise
+            await database.renew_pool(error)
+    raise _no_room(stream_id)
+
+
+def _is_edge_of(error: psycopg.Error, stream_id: int) -> bool:
+    # A user's table may have no partition for the new state: that is the same error of another table.
+    return meets_edge(error) and error.diag.table_name == f"message_log_{stream_id}"
+
+
+def _extension(schema: str, stream_id: int, attempt: int) -> Statement[Any]:
+    return statements.extend_log(Family(schema, stream_id), ahead=_ROOM * 2**attempt)
+
+
+def _no_room(stream_id: int) -> DatabaseUnavailable:
+    return DatabaseUnavailable(
+        f"the log of stream {stream_id} could not be extended in {_ATTEMPTS} attempts; nothing was written"
+    )
