@@ -32,6 +32,16 @@ create table {schema}.compaction_head_{stream} (
 -- Whether a range of ids holds any that must be kept.
 create index compaction_head_{stream}_id on {schema}.compaction_head_{stream} (id);
 
+-- Which message each idempotency key is of, until it expires; the message itself may be gone before. While the one who
+-- took a key has not committed, the row has no message yet. Each row is updated once: half of the page stays free for that.
+create table {schema}.idempotency_key_{stream} (
+    idempotency_key text primary key,
+    fingerprint     bytea not null,
+    message_id      bigint,
+    expires_at      timestamptz not null
+) with (fillfactor = 50);
+create index idempotency_key_{stream}_expires on {schema}.idempotency_key_{stream} (expires_at);
+
 create table {schema}.exception_queue_{stream} (
     group_id        bigint not null,
     message_id      bigint not null,

@@ -16,6 +16,8 @@ create table {schema}.stream_config (
     expired_before timestamptz,
     -- How old a superseded message becomes before compaction removes it.
     compact_after  interval check (compact_after > interval '0'),
+    -- How long the idempotency key of a message is remembered.
+    idempotency_ttl interval not null check (idempotency_ttl > interval '0'),
     created_at     timestamptz not null default now(),
     updated_at     timestamptz not null default now()
 );
@@ -291,7 +293,7 @@ create table {schema}.duty_status (
     last_failed_at timestamptz
 ) with (fillfactor = 50);
 insert into {schema}.duty_status (name)
-values ('compaction'), ('deadlines'), ('leases'), ('partitions'), ('retention'), ('schedules'), ('statistics');
+values ('compaction'), ('deadlines'), ('idempotency'), ('leases'), ('partitions'), ('retention'), ('schedules'), ('statistics');
 
 -- Rows of users' tables that come due. The table is kept by its names, so that a dump can be restored in any order.
 -- `only_rows` narrows it down: columns and what they must be, as text. `revision` grows with every change, so that

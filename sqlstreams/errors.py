@@ -4,7 +4,8 @@ The tree, and what each class also is for callers who catch the built-in::
 
     SqlstreamsError                 everything below
      ├─ InvalidInput                ValueError      a value was refused at the call; nothing was written
-     │   └─ PayloadShapeChanged                     the payload type differs from the recorded shape
+     │   ├─ PayloadShapeChanged                     the payload type differs from the recorded shape
+     │   └─ IdempotencyConflict                     the idempotency key is that of another payload
      ├─ NotFound                    LookupError     the named thing does not exist
      ├─ DestroyRefused              PermissionError the client was opened without allow_destroy=True
      ├─ NotInstalled                                the schema holds no sqlstreams installation
@@ -59,6 +60,19 @@ class PayloadShapeChanged(InvalidInput):
     """The payload type has another shape than the one recorded for this stream and version."""
 
     code = "SQL0011"
+
+
+class IdempotencyConflict(InvalidInput):
+    """The idempotency key is that of an earlier message with another payload.
+
+    `id` is that message's; None when both are of one batch, of which nothing was appended.
+    """
+
+    code = "SQL0014"
+
+    def __init__(self, field: str, problem: str, *, message_id: int | None) -> None:
+        super().__init__(field, problem)
+        self.id = message_id
 
 
 class NotFound(SqlstreamsError, LookupError):
@@ -207,6 +221,15 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "Destroying is not allowed here",
         "The client was opened without allow_destroy=True, so it cannot delete data.",
         "Open a client with allow_destroy=True for this one act, or use the command, which asks for the name.",
+    ),
+    Diagnosis(
+        "SQL0014",
+        "An idempotency key was used for another payload",
+        "A message with this idempotency key was produced within the stream's idempotency_ttl, and the JSON of its "
+        "payload is not the one you gave. Nothing was appended.",
+        "Make the key of what identifies the message, and its payload of that alone: no time of day, no random number. "
+        "For another message take another key.",
+        "select idempotency_key, message_id, expires_at from {schema}.idempotency_key_N where idempotency_key = 'KEY'",
     ),
     Diagnosis(
         "SQL0020",

@@ -26,8 +26,9 @@ class Message(Struct, Generic[PayloadT], frozen=True):
     `headers` travel beside the payload, for traces and the like. `concurrency` ("parallel", "exclusive" or "ordered")
     overrides what the groups say of messages with the same key. With a `compaction_rank` the message takes part in
     compaction: of a key the message with the greatest schema version, then rank, then id counts, and those before it
-    that no handler has begun are not delivered any more. The other options override what the groups say of how long a
-    delivery may take, and of how often and when the message comes again. See `AsyncConsumer.register`.
+    that no handler has begun are not delivered any more. Of messages with the same `idempotency_key`, text of 1 to 512
+    bytes, only the first is appended (see `Producer.produce`). The other options override what the groups say of how
+    long a delivery may take, and of how often and when the message comes again. See `AsyncConsumer.register`.
     """
 
     payload: PayloadT
@@ -36,6 +37,7 @@ class Message(Struct, Generic[PayloadT], frozen=True):
     headers: Mapping[str, str] | None = None
     concurrency: str | None = None
     compaction_rank: int | None = None
+    idempotency_key: str | None = None
     timeout: timedelta | None = None
     max_retries: int | None = None
     max_delays: int | None = None
@@ -45,7 +47,10 @@ class Message(Struct, Generic[PayloadT], frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """What a produce returns: the id of the message in the log."""
+    """What a produce returns: the id of the message in the log.
+
+    A `duplicate` was not appended, since its idempotency key is that of an earlier message: the id is that one's.
+    """
 
     id: int
     duplicate: bool = False
@@ -91,6 +96,7 @@ class StreamInfo(Struct, frozen=True):
     retention: timedelta | None
     keep_unread: bool
     compact_after: timedelta | None
+    idempotency_ttl: timedelta
     created_at: datetime
     updated_at: datetime
 

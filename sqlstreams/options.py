@@ -37,7 +37,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     Messages older than `retention` are removed (None: they stay); with `keep_unread` only those that every group has
     done or given up.
     `compact_after` is the age at which compaction removes messages that a greater one of their key superseded; None
-    leaves that to whoever asks for it.
+    leaves that to whoever asks for it. `idempotency_ttl` is how long the idempotency key of a message is remembered.
     """
 
     max_payload: int = 1_048_576
@@ -45,6 +45,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     retention: timedelta | None = None
     keep_unread: bool = True
     compact_after: timedelta | None = None
+    idempotency_ttl: timedelta = timedelta(hours=24)
 
     def __post_init__(self) -> None:
         check_integer("max_payload", self.max_payload, low=1, high=268_435_456)
@@ -54,6 +55,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
         check_flag("keep_unread", self.keep_unread)
         if self.compact_after is not None:
             check_duration("compact_after", self.compact_after, low=_SHORTEST_AGE, high=_LONGEST)
+        check_duration("idempotency_ttl", self.idempotency_ttl, low=_SHORTEST_AGE, high=_LONGEST)
 
 
 class DeliveryLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from sqlstreams import Message, RawPayload, Stream
+from sqlstreams import Message, RawPayload, Receipt, Stream
 from sqlstreams.errors import InvalidInput, NotFound, ProduceUncertain
 from sqlstreams_cli.connect import talk
 from sqlstreams_cli.lines import Line, LineTooLong, read_batches
@@ -43,6 +43,8 @@ class Keys(Struct, frozen=True):
     key_field: str | None
     routing_key: str | None
     routing_key_field: str | None
+    idempotency_key: str | None
+    idempotency_key_field: str | None
     compaction_rank: int | None
 
     @classmethod
@@ -53,6 +55,8 @@ class Keys(Struct, frozen=True):
         key_field: str | None,
         routing_key: str | None,
         routing_key_field: str | None,
+        idempotency_key: str | None,
+        idempotency_key_field: str | None,
         compaction_rank: int | None,
     ) -> Keys:
         """Return the keys; refuse a text and a field for the same one."""
@@ -60,22 +64,33 @@ class Keys(Struct, frozen=True):
             raise typer.BadParameter("goes without --key-field", param_hint="--key")
         if routing_key is not None and routing_key_field is not None:
             raise typer.BadParameter("goes without --routing-key-field", param_hint="--routing-key")
-        return cls(key, key_field, routing_key, routing_key_field, compaction_rank)
+        if idempotency_key is not None and idempotency_key_field is not None:
+            raise typer.BadParameter("goes without --idempotency-key-field", param_hint="--idempotency-key")
+        return cls(
+            key, key_field, routing_key, routing_key_field, idempotency_key, idempotency_key_field, compaction_rank
+        )
 
     def message(self, payload: bytes) -> Message[RawPayload]:
         """Return a payload with its keys."""
-        key, routing_key = self.key, self.routing_key
-        if self.key_field is not None or self.routing_key_field is not None:
-            members = _members(payload)
-            key = _value(members, self.key_field, key)
-            routing_key = _value(members, self.routing_key_field, routing_key)
-        return Message(RawPayload(payload), key=key, routing_key=routing_key, compaction_rank=self.compaction_rank)
+        fields = (self.key_field, self.routing_key_field, self.idempotency_key_field)
+        members = {} if fields == (None, None, None) else _members(payload)
+        return Message(
+            RawPayload(payload),
+            key=_value(members, self.key_field, self.key),
+            routing_key=_value(members, self.routing_key_field, self.routing_key),
+            compaction_rank=self.compaction_rank,
+            idempotency_key=_value(members, self.idempotency_key_field, self.idempotency_key),
+        )
 
 
 class Summary(Struct):
-    """What was produced so far: `lines` is the number of the last line that needs no second run."""
+    """What was produced so far: `lines` is the number of the last line that needs no second run.
+
+    `duplicates` were in the stream already, by their idempotency keys; they count as produced, with the ids they have.
+    """
 
     produced: int = 0
+    duplicates: int = 0
     first_id: int | None = None
     last_id: int | None = None
     lines: int = 0
@@ -106,8 +121,9 @@ class Feed:
             key=message.key,
             routing_key=message.routing_key,
             compaction_rank=message.compaction_rank,
+            idempotency_key=message.idempotency_key,
         )
-        self._count([receipt.id], line=0)
+        self._count([receipt], line=0)
 
     def produce_lines(self, source: BinaryIO, *, batch: int, skip: int) -> None:
         """Produce every line behind the first `skip`; stop at one that is refused, or between batches at Ctrl-C."""
@@ -133,7 +149,8 @@ class Feed:
         rate = f" ({done.produced / done.seconds:,.0f}/s)" if done.produced > 1 else ""
         ids = f"ids {done.first_id} to {done.last_id}" if done.produced > 1 else f"id {done.last_id}"
         count = f"{done.produced:,} message{'s' if done.produced > 1 else ''}"
-        return f"produced {count} in {done.seconds:.1f} s{rate}, {ids}"
+        duplicates = f"; {done.duplicates:,} of them were there before" if done.duplicates else ""
+        return f"produced {count} in {done.seconds:.1f} s{rate}, {ids}{duplicates}"
 
     def how_to_go_on(self) -> str:
         """Say where a run that ended early can be taken up again."""
@@ -158,7 +175,7 @@ class Feed:
             raise
         finally:
             self._busy = False
-        self._count([receipt.id for receipt in receipts], line=lines[-1].number)
+        self._count(receipts, line=lines[-1].number)
         self._show_progress()
         if self._asked_to_stop:
             raise KeyboardInterrupt
@@ -169,10 +186,11 @@ class Feed:
         except InvalidInput as error:
             raise LineRefused(line.number, error.field, error.problem) from None
 
-    def _count(self, ids: list[int], *, line: int) -> None:
-        self.summary.produced += len(ids)
-        self.summary.first_id = ids[0] if self.summary.first_id is None else self.summary.first_id
-        self.summary.last_id = ids[-1]
+    def _count(self, receipts: list[Receipt], *, line: int) -> None:
+        self.summary.produced += len(receipts)
+        self.summary.duplicates += sum(receipt.duplicate for receipt in receipts)
+        self.summary.first_id = receipts[0].id if self.summary.first_id is None else self.summary.first_id
+        self.summary.last_id = receipts[-1].id
         self.summary.lines = line
         self.summary.seconds = time.monotonic() - self._began
 

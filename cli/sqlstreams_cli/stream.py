@@ -68,6 +68,9 @@ def register(
         str | None,
         typer.Option(metavar="DURATION", help="Let compaction remove superseded messages of this age: 7d, 12h."),
     ] = None,
+    idempotency_ttl: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long idempotency keys are remembered.")
+    ] = "24h",
 ) -> None:
     """Declare a stream.
 
@@ -82,6 +85,7 @@ def register(
             retention=None if retention is None else parse_duration(retention, option="--retention"),
             keep_unread=keep_unread,
             compact_after=age,
+            idempotency_ttl=parse_duration(idempotency_ttl, option="--idempotency-ttl"),
         )
         _show(session, client, name)
 
@@ -159,6 +163,12 @@ def produce(
     routing_key_field: Annotated[
         str | None, typer.Option(metavar="FIELD", help="The field whose value is the routing key.")
     ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Append nothing if this was the key of an earlier message.")
+    ] = None,
+    idempotency_key_field: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="The field whose value is the idempotency key.")
+    ] = None,
     concurrency: Annotated[
         str | None, typer.Option(metavar="MODE", help="What messages of one key may do. Else as the groups say.")
     ] = None,
@@ -178,20 +188,25 @@ def produce(
 
     One from --payload, or one from each line of JSON in a file or on stdin.
     Blank lines are left out. A batch is committed as a whole. A line that is refused ends the run: what was produced
-    before its batch stays, and the output says how to go on with --skip.
+    before its batch stays, and the output says how to go on with --skip. With --idempotency-key-field the whole input
+    may be given again, as long as the stream remembers the keys.
 
-    JSON: one object with produced, first_id, last_id, lines and seconds, also when a run over lines ended early.
+    JSON: one object with produced, duplicates, first_id, last_id, lines and seconds, also when a run ended early.
     """
     from sqlstreams_cli.feed import Feed, Keys
     from sqlstreams_cli.lines import open_lines
 
     if payload is not None and (file is not None or skip):
         raise typer.BadParameter("goes without --file and --skip", param_hint="--payload")
+    if idempotency_key is not None and payload is None:
+        raise typer.BadParameter("goes with --payload", param_hint="--idempotency-key")
     keys = Keys.checked(
         key=key,
         key_field=key_field,
         routing_key=routing_key,
         routing_key_field=routing_key_field,
+        idempotency_key=idempotency_key,
+        idempotency_key_field=idempotency_key_field,
         compaction_rank=compaction_rank,
     )
     delivery = {

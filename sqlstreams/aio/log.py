@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 from psycopg import errors as pg
 
 from sqlstreams import acts
-from sqlstreams.errors import NotFound, NotInstalled
+from sqlstreams.errors import IdempotencyConflict, NotFound, NotInstalled
 from sqlstreams.model import (
+    Receipt,
     StreamInfo,
 )
 from sqlstreams.produce.append import LogRoom, aappend, aappend_within
-from sqlstreams.produce.batch import Batch, Encoded
+from sqlstreams.produce.batch import Appended, Batch, Encoded
 from sqlstreams.produce.callers import async_driver_connection
 from sqlstreams.produce.group_commit import AsyncGroupCommit
+from sqlstreams.produce.idempotency import AnyBatch, KeyedBatch
 from sqlstreams.statements import Family, mark_keyed
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Log:
 
     def __init__(self, client: AsyncClient, info: StreamInfo, schema_version: int) -> None:
         self.info = info
-        self.commits = AsyncGroupCommit(self.commit, max_pending=client._max_pending)
+        self.commits: AsyncGroupCommit[Receipt] = AsyncGroupCommit(self.commit, max_pending=client._max_pending)
         self._client = client
         self._family = Family(client._address.schema, info.id)
         self._room = LogRoom(self._family, info.partition_rows)
@@ -42,39 +44,52 @@ class Log:
             self.info = info
         return self.info.max_payload > known
 
-    async def commit(self, messages: Sequence[Encoded], inserted: Callable[[], None]) -> list[int]:
-        """Append messages that share a commit; `inserted` is called when only the commit is left."""
-        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
-        asks_for_keys = any(message.asks_for_keys for message in messages)
-        return await self.append(batch, asks_for_keys=asks_for_keys, inserted=inserted)
+    async def commit(
+        self, messages: Sequence[Encoded], inserted: Callable[[], None]
+    ) -> list[Receipt | IdempotencyConflict]:
+        """Append messages that share a commit; a conflict is the answer to one of them alone.
 
-    def batch(self, messages: Iterable[Encoded], *, size: int) -> Batch:
-        """Return `size` messages as a batch that is encoded while it is sent."""
+        `inserted` is called when only the commit is left.
+        """
+        batch = self._eager(messages, together=False)
+        asks_for_keys = any(message.asks_for_keys for message in messages)
+        return (await self.append(batch, asks_for_keys=asks_for_keys, inserted=inserted)).answers
+
+    def batch(self, messages: Iterable[Encoded], *, size: int, keyed: bool) -> AnyBatch:
+        """Return `size` messages as a batch; without idempotency keys it is encoded while it is sent."""
+        if keyed:
+            return self._eager(list(messages), together=True)
         return Batch(self._family, messages, size=size, schema_version=self._schema_version, eager=False)
 
     async def append(
-        self, batch: Batch, *, asks_for_keys: bool, inserted: Callable[[], None] = lambda: None
-    ) -> list[int]:
+        self, batch: AnyBatch, *, asks_for_keys: bool, inserted: Callable[[], None] = lambda: None
+    ) -> Appended:
         """Append in a transaction of our own and wake the consumers."""
         await self._allow_keys(asks_for_keys)
         try:
-            ids = await aappend(self._client._database, self._room, batch, inserted=inserted)
+            appended = await aappend(self._client._database, self._room, batch, inserted=inserted)
         except NotInstalled as error:
             raise self._gone() from error
-        self._client._notifier.notify(self._family.stream)
-        return ids
+        if appended.ids:
+            self._client._notifier.notify(self._family.stream)
+        return appended
 
-    async def append_within(self, connection: Any, messages: Sequence[Encoded]) -> list[int]:
+    async def append_within(self, connection: Any, messages: Sequence[Encoded]) -> list[Receipt]:
         """Append in the caller's transaction."""
         await self._allow_keys(any(message.asks_for_keys for message in messages))
-        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        batch = self._eager(messages, together=True)
         joined = await async_driver_connection(connection)
         try:
-            ids = await aappend_within(joined, self._room, batch)
+            appended = await aappend_within(joined, self._room, batch)
         except pg.UndefinedTable as error:
             raise self._gone() from error
         self._client._joined.get(joined, set()).add(self._family.stream)
-        return ids
+        return appended.receipts
+
+    def _eager(self, messages: Sequence[Encoded], *, together: bool) -> AnyBatch:
+        if any(message.idempotency_key is not None for message in messages):
+            return KeyedBatch(self._family, messages, schema_version=self._schema_version, together=together)
+        return Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
 
     async def _allow_keys(self, asked_for: bool) -> None:
         # Committed before the first message that asks for it, so that no consumer meets one unprepared.

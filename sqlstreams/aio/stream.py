@@ -57,15 +57,16 @@ class AsyncStream(Generic[PayloadT]):
         retention: timedelta | None = None,
         keep_unread: bool = True,
         compact_after: timedelta | None = None,
+        idempotency_ttl: timedelta = timedelta(hours=24),
     ) -> Self:
         """Declare the stream and the shape of its payload; return this handle.
 
         The newest declaration wins, and the same one again writes nothing. `max_payload` is in bytes of JSON,
         `partition_rows` the ids that one partition of the log spans. Messages older than `retention` are removed, if
         it is given; with `keep_unread` not before every group has done them or they are dead there, see `expire`.
-        `compact_after` is the age at which `compact` removes superseded messages (None: it has to be told one). A
-        schema without an installation gets one. Raises `PayloadShapeChanged` when this schema_version is on record with
-        another shape.
+        `compact_after` is the age at which `compact` removes superseded messages (None: it has to be told one),
+        `idempotency_ttl` how long the idempotency keys of messages to come are remembered. A schema without an
+        installation gets one. Raises `PayloadShapeChanged` when this schema_version is on record with another shape.
         """
         options = StreamOptions(
             max_payload=max_payload,
@@ -73,6 +74,7 @@ class AsyncStream(Generic[PayloadT]):
             retention=retention,
             keep_unread=keep_unread,
             compact_after=compact_after,
+            idempotency_ttl=idempotency_ttl,
         )
         await self._client._install_if_absent()
         await self._client._run(

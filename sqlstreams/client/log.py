@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 from psycopg import errors as pg
 
 from sqlstreams import acts
-from sqlstreams.errors import NotFound, NotInstalled
+from sqlstreams.errors import IdempotencyConflict, NotFound, NotInstalled
 from sqlstreams.model import (
+    Receipt,
     StreamInfo,
 )
 from sqlstreams.produce.append import LogRoom, append, append_within
-from sqlstreams.produce.batch import Batch, Encoded
+from sqlstreams.produce.batch import Appended, Batch, Encoded
 from sqlstreams.produce.callers import driver_connection
 from sqlstreams.produce.group_commit import GroupCommit
+from sqlstreams.produce.idempotency import AnyBatch, KeyedBatch
 from sqlstreams.statements import Family, mark_keyed
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Log:
 
     def __init__(self, client: Client, info: StreamInfo, schema_version: int) -> None:
         self.info = info
-        self.commits = GroupCommit(self.commit, max_pending=client._max_pending)
+        self.commits: GroupCommit[Receipt] = GroupCommit(self.commit, max_pending=client._max_pending)
         self._client = client
         self._family = Family(client._address.schema, info.id)
         self._room = LogRoom(self._family, info.partition_rows)
@@ -42,36 +44,44 @@ class Log:
             self.info = info
         return self.info.max_payload > known
 
-    def commit(self, messages: Sequence[Encoded]) -> list[int]:
-        """Append messages that share a commit."""
-        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
-        return self.append(batch, asks_for_keys=any(message.asks_for_keys for message in messages))
+    def commit(self, messages: Sequence[Encoded]) -> list[Receipt | IdempotencyConflict]:
+        """Append messages that share a commit; a conflict is the answer to one of them alone."""
+        batch = self._eager(messages, together=False)
+        return self.append(batch, asks_for_keys=any(message.asks_for_keys for message in messages)).answers
 
-    def batch(self, messages: Iterable[Encoded], *, size: int) -> Batch:
-        """Return `size` messages as a batch that is encoded while it is sent."""
+    def batch(self, messages: Iterable[Encoded], *, size: int, keyed: bool) -> AnyBatch:
+        """Return `size` messages as a batch; without idempotency keys it is encoded while it is sent."""
+        if keyed:
+            return self._eager(list(messages), together=True)
         return Batch(self._family, messages, size=size, schema_version=self._schema_version, eager=False)
 
-    def append(self, batch: Batch, *, asks_for_keys: bool) -> list[int]:
+    def append(self, batch: AnyBatch, *, asks_for_keys: bool) -> Appended:
         """Append in a transaction of our own and wake the consumers."""
         self._allow_keys(asks_for_keys)
         try:
-            ids = append(self._client._database, self._room, batch)
+            appended = append(self._client._database, self._room, batch)
         except NotInstalled as error:
             raise self._gone() from error
-        self._client._notifier.notify(self._family.stream)
-        return ids
+        if appended.ids:
+            self._client._notifier.notify(self._family.stream)
+        return appended
 
-    def append_within(self, connection: Any, messages: Sequence[Encoded]) -> list[int]:
+    def append_within(self, connection: Any, messages: Sequence[Encoded]) -> list[Receipt]:
         """Append in the caller's transaction."""
         self._allow_keys(any(message.asks_for_keys for message in messages))
-        batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
+        batch = self._eager(messages, together=True)
         joined = driver_connection(connection)
         try:
-            ids = append_within(joined, self._room, batch)
+            appended = append_within(joined, self._room, batch)
         except pg.UndefinedTable as error:
             raise self._gone() from error
         self._client._joined.get(joined, set()).add(self._family.stream)
-        return ids
+        return appended.receipts
+
+    def _eager(self, messages: Sequence[Encoded], *, together: bool) -> AnyBatch:
+        if any(message.idempotency_key is not None for message in messages):
+            return KeyedBatch(self._family, messages, schema_version=self._schema_version, together=together)
+        return Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
 
     def _allow_keys(self, asked_for: bool) -> None:
         # Committed before the first message that asks for it, so that no consumer meets one unprepared.

@@ -52,6 +52,7 @@ class Producer(Generic[PayloadT]):
         headers: Mapping[str, str] | None = None,
         concurrency: str | None = None,
         compaction_rank: int | None = None,
+        idempotency_key: str | None = None,
         timeout: timedelta | None = None,
         max_retries: int | None = None,
         max_delays: int | None = None,
@@ -66,8 +67,12 @@ class Producer(Generic[PayloadT]):
         consumers then find it by polling, or by the next wake-up. It is a connection of psycopg, or a Session or
         Connection of SQLAlchemy, or a connection of Django, that works with psycopg. A `compaction_rank` lets the
         message supersede earlier ones of its key (see `Message`); others who produce one of that key wait for the
-        commit. Raises `InvalidInput` for what cannot be stored, `NotFound` without the stream, `DatabaseUnavailable`
-        when nothing was written, `ProduceUncertain` when that could not be learnt.
+        commit. Of messages with the same `idempotency_key` only the first is appended, until the `idempotency_ttl` of
+        the stream is over. The receipt for another is a duplicate and has the id of the first, also when the log does
+        not hold that any more; while the first is not committed, others with its key wait. Raises
+        `IdempotencyConflict` when its payload is not that of the first, `InvalidInput` for what cannot be stored,
+        `NotFound` without the stream, `DatabaseUnavailable` when nothing was written, `ProduceUncertain` when that
+        could not be learnt.
         """
         message = Message(
             payload,
@@ -76,6 +81,7 @@ class Producer(Generic[PayloadT]):
             headers=headers,
             concurrency=concurrency,
             compaction_rank=compaction_rank,
+            idempotency_key=idempotency_key,
             timeout=timeout,
             max_retries=max_retries,
             max_delays=max_delays,
@@ -88,8 +94,8 @@ class Producer(Generic[PayloadT]):
     def _produce(self, message: Message[PayloadT], connection: Any, log: Log) -> Receipt:
         encoded = self._encoder.one(message, max_payload=log.info.max_payload)
         if connection is not None:
-            return Receipt((log.append_within(connection, [encoded]))[0])
-        return Receipt(log.commits.produce(encoded))
+            return (log.append_within(connection, [encoded]))[0]
+        return log.commits.produce(encoded)
 
     def produce_many(
         self,
@@ -113,13 +119,10 @@ class Producer(Generic[PayloadT]):
         log: Log,
     ) -> list[Receipt]:
         encoded = self._encoder.each(items, max_payload=log.info.max_payload)
-        asks_for_keys = self._encoder.ask_for_keys(items)
         if connection is not None:
-            return [Receipt(message_id) for message_id in log.append_within(connection, list(encoded))]
-        return [
-            Receipt(message_id)
-            for message_id in log.append(log.batch(encoded, size=len(items)), asks_for_keys=asks_for_keys)
-        ]
+            return log.append_within(connection, list(encoded))
+        batch = log.batch(encoded, size=len(items), keyed=self._encoder.have_idempotency_keys(items))
+        return (log.append(batch, asks_for_keys=self._encoder.ask_for_keys(items))).receipts
 
     def _allowing(self, produce: Callable[[Log], ResultT]) -> ResultT:
         # Another process may have declared a larger max_payload since we asked.

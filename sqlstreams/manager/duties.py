@@ -12,7 +12,7 @@ from sqlstreams.manager.duty import Duty
 from sqlstreams.manager.lease import Lease
 from sqlstreams.manager.retention import Retention
 from sqlstreams.manager.schedules import ScheduleProducer
-from sqlstreams.manager.upkeep import Compaction, Leases, Partitions, Statistics
+from sqlstreams.manager.upkeep import Compaction, IdempotencyKeys, Leases, Partitions, Statistics
 from sqlstreams.statements import Act
 from sqlstreams.wake import Notifier
 
@@ -39,6 +39,7 @@ def make_duties(office: Office) -> list[Duty]:
         Partitions(office.database),
         Leases(office.database),
         Retention(office.database),
+        IdempotencyKeys(office.database),
         Statistics(office.database),
         Compaction(office.database),
     ]

@@ -16,13 +16,14 @@ from msgspec import Struct
 from sqlstreams import statements
 from sqlstreams.codec import encode_options
 from sqlstreams.database import AsyncDatabase, Database, adrive, drive
-from sqlstreams.errors import DatabaseUnavailable, InvalidInput, NotFound
+from sqlstreams.errors import DatabaseUnavailable, IdempotencyConflict, InvalidInput, NotFound
 from sqlstreams.manager.catch_up import Plan, PlannedFire
 from sqlstreams.model import Backfilled, Receipt
 from sqlstreams.names import clean_text
 from sqlstreams.options import DeliveryOptions
-from sqlstreams.produce.append import meets_edge
-from sqlstreams.produce.batch import Batch, Encoded, prepare_adapters
+from sqlstreams.produce.append import append_messages, meets_edge
+from sqlstreams.produce.batch import Encoded, prepare_adapters
+from sqlstreams.produce.idempotency import KeyedBatch
 from sqlstreams.produce.transaction import atransaction, transaction
 from sqlstreams.slots import Rule
 from sqlstreams.statements import Act, Family, FiringSchedule, Statement, ask
@@ -168,15 +169,11 @@ def _produce(schema: str, wanted: Sequence[_Fire]) -> Act[list[tuple[_Fire, int]
     produced: list[tuple[_Fire, int]] = []
     for (stream_id, schema_version), group in groupby(fresh, key=_log_of):
         fires = list(group)
-        batch = Batch(
-            Family(schema, stream_id), map(_encode, fires), size=len(fires), schema_version=schema_version, eager=True
+        batch = KeyedBatch(
+            Family(schema, stream_id), list(map(_encode, fires)), schema_version=schema_version, together=False
         )
-        ids: list[int] = []
-        for part in batch:
-            ids += yield from ask(part)
-        for statement in batch.heads(ids):
-            yield from ask(statement)
-        produced += zip(fires, ids, strict=True)
+        appended = yield from append_messages(batch)
+        produced += zip(fires, map(_message_id, appended.answers), strict=True)
     if produced:
         yield from ask(_record(schema, produced))
     return produced
@@ -195,15 +192,27 @@ def _log_of(fire: _Fire) -> tuple[int, int]:
     return fire.firing.stream_id, fire.firing.schema_version
 
 
+def _message_id(answer: Receipt | IdempotencyConflict) -> int:
+    # Whatever is there under the key of a slot, and whoever put it there, is the message of that slot.
+    assert answer.id is not None
+    return answer.id
+
+
 def _encode(fire: _Fire) -> Encoded:
-    # The one place where a message learns its slot: an idempotency key of schedule id and slot belongs here, too.
+    # The one place where a message learns its slot.
     firing, slot = fire.firing, fire.planned.slot
     concurrency = None if firing.concurrency == "parallel" else firing.concurrency
     options = encode_options(headers=None, delivery=_delivery(concurrency, firing.timeout), scheduled_at=slot)
     # The latest slot is the head of the key, whichever is produced last.
     rank = (slot - _EPOCH) // _INSTANT if firing.compaction and fire.planned.gives_way else None
     return Encoded(
-        firing.payload, firing.name, None, options, asks_for_keys=concurrency is not None, compaction_rank=rank
+        firing.payload,
+        firing.name,
+        None,
+        options,
+        asks_for_keys=concurrency is not None,
+        compaction_rank=rank,
+        idempotency_key=f"schedule:{firing.id}:{slot.astimezone(UTC).isoformat()}",
     )
 
 

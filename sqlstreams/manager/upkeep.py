@@ -17,6 +17,7 @@ from sqlstreams.statements import Compacted, Family, LogFill
 _MINUTE: Final = 60.0
 _SOONEST: Final = 1.0
 _AT_ONCE: Final = 1_000
+_KEYS_AT_ONCE: Final = 10_000
 # Analyzing a log looks at every partition of it and keeps others from adding one; this is done in seconds.
 _MOST_PARTITIONS: Final = 32
 
@@ -80,6 +81,33 @@ class Leases:
         """Remove rows of processes that ended without saying so."""
         (forgotten,) = await self._database.query_once(statements.forget_expired(self._database.schema, limit=_AT_ONCE))
         return Ran(done=forgotten.count, again=forgotten.count >= _AT_ONCE)
+
+
+class IdempotencyKeys:
+    """Forgets idempotency keys that expired."""
+
+    name = "idempotency"
+    period = _MINUTE
+
+    def __init__(self, database: AsyncDatabase) -> None:
+        self._database = database
+
+    async def run_once(self) -> Ran:
+        """Remove expired keys of every stream, of each a bounded number."""
+        done, again = 0, False
+        for stream in await self._database.query_once(statements.list_stream_ids(self._database.schema)):
+            count = await self._forget(Family(self._database.schema, stream.id))
+            done, again = done + count, again or count >= _KEYS_AT_ONCE
+        return Ran(done=done, again=again)
+
+    async def _forget(self, family: Family) -> int:
+        try:
+            (forgotten,) = await self._database.query_once(
+                statements.forget_idempotency_keys(family, limit=_KEYS_AT_ONCE)
+            )
+        except NotInstalled:  # destroyed since it was listed
+            return 0
+        return forgotten.count
 
 
 class Statistics:

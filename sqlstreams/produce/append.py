@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import errors as pg
@@ -26,8 +26,9 @@ from sqlstreams.database import (
     synchronise,
 )
 from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
-from sqlstreams.produce.batch import Batch, prepare_adapters
-from sqlstreams.statements import Act, Family, Statement
+from sqlstreams.produce.batch import Appended, prepare_adapters
+from sqlstreams.produce.idempotency import AnyBatch
+from sqlstreams.statements import Act, Family, Statement, ask
 
 ResultT = TypeVar("ResultT")
 
@@ -43,14 +44,15 @@ _ATTEMPTS = 10
 class CommitLost(Exception):
     """The connection broke while a commit was under way."""
 
-    def __init__(self, xact: int, ids: list[int]) -> None:
+    def __init__(self, xact: int, appended: Appended) -> None:
         self.xact = xact
-        self.ids = ids
+        self.appended = appended
 
     @property
     def what(self) -> str:
         """What would have been committed."""
-        return f"ids {self.ids[0]} to {self.ids[-1]} may be in the log or not"
+        ids = self.appended.ids
+        return f"ids {ids[0]} to {ids[-1]} may be in the log or not" if ids else "there was nothing to append"
 
 
 class LogRoom:
@@ -91,6 +93,14 @@ class LogRoom:
         return statements.extend_log(self.family, ahead=ahead)
 
 
+def append_messages(batch: AnyBatch) -> Act[Appended]:
+    """Append a batch within whatever transaction the act is driven in."""
+    rows: list[Any] = []
+    for statement in batch:
+        rows.extend((yield from ask(cast("Statement[Any]", statement))))
+    return (yield from batch.finish(rows))
+
+
 def meets_edge(error: BaseException) -> bool:
     """Say whether an append failed for want of a partition (the log has no check constraints)."""
     return isinstance(error, pg.CheckViolation) and error.diag.constraint_name is None
@@ -99,7 +109,7 @@ def meets_edge(error: BaseException) -> bool:
 # Blocking
 
 
-def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
+def append(database: Database, room: LogRoom, batch: AnyBatch) -> Appended:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
     for attempt in range(_ATTEMPTS):
         try:
@@ -110,7 +120,7 @@ def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
             with suppress(pg.LockNotAvailable):  # another one is making it
                 make_room(database, room, batch.size, attempt=attempt)
             continue
-        except pg.DeadlockDetected:  # with a transaction of somebody's that produces keys in an order of its own
+        except (pg.DeadlockDetected, pg.SerializationFailure):  # with a transaction that takes keys in another order
             if attempt + 1 == _ATTEMPTS:
                 raise
             continue
@@ -122,22 +132,26 @@ def append(database: Database, room: LogRoom, batch: Batch) -> list[int]:
         except CommitLost as lost:
             if not was_committed(database, lost.xact, what=lost.what):
                 continue
-            appended = lost.ids
-        room.saw(appended[-1])
+            appended = lost.appended
+        _saw(room, appended)
         _make_room_ahead(database, room)
         return appended
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
-def append_within(connection: psycopg.Connection[Any], room: LogRoom, batch: Batch) -> list[int]:
+def append_within(connection: psycopg.Connection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
     join_transaction(connection)
-    if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
-        appended = _append_all(connection, batch)
+    if (
+        room.is_certain
+        and not batch.needs_savepoint
+        and connection.info.transaction_status == TransactionStatus.INTRANS
+    ):
+        appended = drive(connection, append_messages(batch))
     else:
         appended = _append_healing(connection, room, batch)
-    room.saw(appended[-1])
+    _saw(room, appended)
     return appended
 
 
@@ -163,7 +177,7 @@ def _make_room_ahead(database: Database, room: LogRoom) -> None:
         _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
-def _commit(database: Database, batch: Batch) -> list[int]:
+def _commit(database: Database, batch: AnyBatch) -> Appended:
     with database.connection() as connection:
         prepare_adapters(connection.adapters)
         with connection.pipeline():
@@ -171,16 +185,14 @@ def _commit(database: Database, batch: Batch) -> list[int]:
             xacts = connection.execute(*_sendable(statements.read_xact(database.schema)), binary=True)
             cursors = [connection.execute(*_sendable(statement), binary=True) for statement in batch]
         ((xact,),) = xacts.fetchall()
-        ids = [message_id for cursor in cursors for (message_id,) in cursor.fetchall()]
-        for statement in batch.heads(ids):
-            connection.execute(*_sendable(statement), binary=True)
+        appended = drive(connection, batch.finish([row for cursor in cursors for (row,) in cursor.fetchall()]))
         try:
             connection.execute("commit")
         except psycopg.Error as error:
             if is_broken(error):
-                raise CommitLost(xact, ids) from error
+                raise CommitLost(xact, appended) from error
             raise
-        return ids
+        return appended
 
 
 def join_transaction(connection: psycopg.Connection[Any]) -> None:
@@ -192,23 +204,16 @@ def join_transaction(connection: psycopg.Connection[Any]) -> None:
         synchronise(connection)
 
 
-def _append_healing(connection: psycopg.Connection[Any], room: LogRoom, batch: Batch) -> list[int]:
+def _append_healing(connection: psycopg.Connection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
     with connection.transaction():
         try:
             with connection.transaction():
-                return _append_all(connection, batch)
+                return drive(connection, append_messages(batch))
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
         execute(connection, room.extension(batch.size))  # not noted in `room`: the caller may roll it back
-        return _append_all(connection, batch)
-
-
-def _append_all(connection: psycopg.Connection[Any], batch: Batch) -> list[int]:
-    ids = [row for statement in batch for row in execute(connection, statement)]
-    for statement in batch.heads(ids):
-        execute(connection, statement)
-    return ids
+        return drive(connection, append_messages(batch))
 
 
 def was_committed(database: Database, xact: int, *, what: str) -> bool:
@@ -228,7 +233,7 @@ def was_committed(database: Database, xact: int, *, what: str) -> bool:
 # asyncio
 
 
-async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inserted: Callable[[], None]) -> list[int]:
+async def aappend(database: AsyncDatabase, room: LogRoom, batch: AnyBatch, *, inserted: Callable[[], None]) -> Appended:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again.
 
     `inserted` is called when the messages have their ids and only the commit is left.
@@ -242,7 +247,7 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inser
             with suppress(pg.LockNotAvailable):  # another one is making it
                 await amake_room(database, room, batch.size, attempt=attempt)
             continue
-        except pg.DeadlockDetected:  # with a transaction of somebody's that produces keys in an order of its own
+        except (pg.DeadlockDetected, pg.SerializationFailure):  # with a transaction that takes keys in another order
             if attempt + 1 == _ATTEMPTS:
                 raise
             continue
@@ -254,22 +259,26 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: Batch, *, inser
         except CommitLost as lost:
             if not await awas_committed(database, lost.xact, what=lost.what):
                 continue
-            appended = lost.ids
-        room.saw(appended[-1])
+            appended = lost.appended
+        _saw(room, appended)
         await _amake_room_ahead(database, room)
         return appended
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
-async def aappend_within(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Batch) -> list[int]:
+async def aappend_within(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
     await ajoin_transaction(connection)
-    if room.is_certain and connection.info.transaction_status == TransactionStatus.INTRANS:
-        appended = await _aappend_all(connection, batch)
+    if (
+        room.is_certain
+        and not batch.needs_savepoint
+        and connection.info.transaction_status == TransactionStatus.INTRANS
+    ):
+        appended = await adrive(connection, append_messages(batch))
     else:
         appended = await _aappend_healing(connection, room, batch)
-    room.saw(appended[-1])
+    _saw(room, appended)
     return appended
 
 
@@ -294,7 +303,7 @@ async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:
         _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
-async def _acommit(database: AsyncDatabase, batch: Batch, inserted: Callable[[], None]) -> list[int]:
+async def _acommit(database: AsyncDatabase, batch: AnyBatch, inserted: Callable[[], None]) -> Appended:
     async with database.connection() as connection:
         prepare_adapters(connection.adapters)
         async with connection.pipeline():
@@ -302,17 +311,16 @@ async def _acommit(database: AsyncDatabase, batch: Batch, inserted: Callable[[],
             xacts = await connection.execute(*_sendable(statements.read_xact(database.schema)), binary=True)
             cursors = [await connection.execute(*_sendable(statement), binary=True) for statement in batch]
         ((xact,),) = await xacts.fetchall()
-        ids = [message_id for cursor in cursors for (message_id,) in await cursor.fetchall()]
-        for statement in batch.heads(ids):
-            await connection.execute(*_sendable(statement), binary=True)
+        rows = [row for cursor in cursors for (row,) in await cursor.fetchall()]
+        appended = await adrive(connection, batch.finish(rows))
         inserted()
         try:
             await connection.execute("commit")
         except psycopg.Error as error:
             if is_broken(error):
-                raise CommitLost(xact, ids) from error
+                raise CommitLost(xact, appended) from error
             raise
-        return ids
+        return appended
 
 
 async def ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -323,23 +331,16 @@ async def ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
         await asynchronise(connection)
 
 
-async def _aappend_healing(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Batch) -> list[int]:
+async def _aappend_healing(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
     async with connection.transaction():
         try:
             async with connection.transaction():
-                return await _aappend_all(connection, batch)
+                return await adrive(connection, append_messages(batch))
         except pg.CheckViolation as error:
             if not meets_edge(error):
                 raise
         await aexecute(connection, room.extension(batch.size))  # not noted in `room`: the caller may roll it back
-        return await _aappend_all(connection, batch)
-
-
-async def _aappend_all(connection: psycopg.AsyncConnection[Any], batch: Batch) -> list[int]:
-    ids = [row for statement in batch for row in await aexecute(connection, statement)]
-    for statement in batch.heads(ids):
-        await aexecute(connection, statement)
-    return ids
+        return await adrive(connection, append_messages(batch))
 
 
 async def awas_committed(database: AsyncDatabase, xact: int, *, what: str) -> bool:
@@ -354,6 +355,11 @@ async def awas_committed(database: AsyncDatabase, xact: int, *, what: str) -> bo
             return status == "committed"
         await asyncio.sleep(_ASK_EVERY)
     raise _uncertain(xact, what)
+
+
+def _saw(room: LogRoom, appended: Appended) -> None:
+    if appended.ids:
+        room.saw(appended.ids[-1])
 
 
 def _sendable(statement: Statement[Any]) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -12,11 +12,11 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
 from sqlstreams.codec import ASKS_NOTHING, Codec, encode_options
-from sqlstreams.errors import InvalidInput
-from sqlstreams.model import Message
+from sqlstreams.errors import IdempotencyConflict, InvalidInput
+from sqlstreams.model import Message, Receipt
 from sqlstreams.names import check_key
 from sqlstreams.options import DeliveryOptions, check_rank
-from sqlstreams.statements import Family, Nothing, Statement, move_heads, produce_many
+from sqlstreams.statements import Act, Family, Nothing, Statement, ask, move_heads, produce_many
 
 PayloadT = TypeVar("PayloadT")
 ValueT = TypeVar("ValueT")
@@ -46,6 +46,19 @@ class Encoded(Struct, frozen=True):
     options: bytes | None
     asks_for_keys: bool = False
     compaction_rank: int | None = None
+    idempotency_key: str | None = None
+
+
+class Appended(Struct, frozen=True):
+    """What came of a batch: an answer for each message, and the ids of those that were appended."""
+
+    answers: list[Receipt | IdempotencyConflict]
+    ids: list[int]
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """The answers of a batch whose messages were produced together: there is no conflict among them."""
+        return cast("list[Receipt]", self.answers)
 
 
 class JsonArray:
@@ -94,6 +107,7 @@ class Encoder(Generic[PayloadT]):
             options=encode_options(headers=message.headers, delivery=delivery),
             asks_for_keys=delivery.concurrency in ("exclusive", "ordered"),
             compaction_rank=_rank(message),
+            idempotency_key=check_key("idempotency_key", message.idempotency_key),
         )
 
     def ask_for_keys(self, items: Iterable[PayloadT | Message[PayloadT]]) -> bool:
@@ -101,6 +115,10 @@ class Encoder(Generic[PayloadT]):
         return self._defaults.concurrency is not None or any(
             isinstance(item, Message) and item.concurrency is not None for item in items
         )
+
+    def have_idempotency_keys(self, items: Iterable[PayloadT | Message[PayloadT]]) -> bool:
+        """Say whether any of some items has an idempotency key."""
+        return any(isinstance(item, Message) and item.idempotency_key is not None for item in items)
 
     def _delivery(self, message: Message[PayloadT]) -> DeliveryOptions:
         defaults = self._keyless_defaults if message.key is None else self._defaults
@@ -140,6 +158,8 @@ class Batch:
     next is encoded; the parts begin small, because it waits for the first (benchmarks/produce.py).
     """
 
+    needs_savepoint = False
+
     def __init__(
         self, family: Family, messages: Iterable[Encoded], *, size: int, schema_version: int, eager: bool
     ) -> None:
@@ -158,6 +178,12 @@ class Batch:
         for part in self._parts:
             self._made.append(self._statement(part))
             yield self._made[-1]
+
+    def finish(self, ids: list[int]) -> Act[Appended]:
+        """Ask the rest, once the messages have their ids."""
+        for statement in self.heads(ids):
+            yield from ask(statement)
+        return Appended([Receipt(message_id) for message_id in ids], ids)
 
     def heads(self, ids: Sequence[int]) -> list[Statement[Nothing]]:
         """Return what else to ask in the same transaction, once the messages have their ids.

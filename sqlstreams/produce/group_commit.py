@@ -6,30 +6,34 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from sqlstreams.errors import ProduceUncertain
+from sqlstreams.errors import IdempotencyConflict, ProduceUncertain
 from sqlstreams.produce.batch import Encoded
 
 _LARGEST: Final = 1_000
 _WORTH_HALVING: Final = 64
-Append = Callable[[Sequence[Encoded]], list[int]]
-AsyncAppend = Callable[[Sequence[Encoded], Callable[[], None]], Awaitable[list[int]]]
+AnswerT = TypeVar("AnswerT")
+Append = Callable[[Sequence[Encoded]], Sequence[AnswerT | IdempotencyConflict]]
+AsyncAppend = Callable[[Sequence[Encoded], Callable[[], None]], Awaitable[Sequence[AnswerT | IdempotencyConflict]]]
 """Calls back when the messages have their ids and only the commit is left."""
 
 
-class _Ticket:
-    """One caller's message and, later, its id or the error of its commit.
+_Call = tuple[Encoded, asyncio.Future[AnswerT | IdempotencyConflict]]
+
+
+class _Ticket(Generic[AnswerT]):
+    """One caller's message and, later, its answer or the error of its commit.
 
     The caller waits on a lock of its own: waking all 32 callers to look for their answers costs a fifth more processor
     time (docs/benchmarks.md).
     """
 
-    __slots__ = ("_answered", "error", "id", "leads", "message")
+    __slots__ = ("_answered", "answer", "error", "leads", "message")
 
     def __init__(self, message: Encoded) -> None:
         self.message = message
-        self.id: int | None = None
+        self.answer: AnswerT | IdempotencyConflict | None = None
         self.error: BaseException | None = None
         self.leads = False
         self._answered = threading.Lock()
@@ -44,19 +48,19 @@ class _Ticket:
         self._answered.acquire()
 
 
-class GroupCommit:
+class GroupCommit(Generic[AnswerT]):
     """For threads: the first to arrive commits for all that arrive meanwhile, then one of the next leads."""
 
-    def __init__(self, append: Append, *, max_pending: int) -> None:
+    def __init__(self, append: Append[AnswerT], *, max_pending: int) -> None:
         self._append = append
         self._max_pending = max_pending
-        self._pending: deque[_Ticket] = deque()
+        self._pending: deque[_Ticket[AnswerT]] = deque()
         self._led = False
         self._room = threading.Condition()
 
-    def produce(self, message: Encoded) -> int:
-        """Append one message and return its id; waits while `max_pending` others wait."""
-        ticket = _Ticket(message)
+    def produce(self, message: Encoded) -> AnswerT:
+        """Append one message and return the answer to it; waits while `max_pending` others wait."""
+        ticket: _Ticket[AnswerT] = _Ticket(message)
         self._enqueue(ticket)
         try:
             if not ticket.leads:
@@ -68,17 +72,16 @@ class GroupCommit:
             self._lead()
         if ticket.error is not None:
             raise ticket.error
-        assert ticket.id is not None
-        return ticket.id
+        return _answer(ticket.answer)
 
-    def _enqueue(self, ticket: _Ticket) -> None:
+    def _enqueue(self, ticket: _Ticket[AnswerT]) -> None:
         with self._room:
             self._room.wait_for(lambda: len(self._pending) < self._max_pending)
             self._pending.append(ticket)
             if not self._led:
                 self._led = ticket.leads = True
 
-    def _withdraw(self, ticket: _Ticket) -> None:
+    def _withdraw(self, ticket: _Ticket[AnswerT]) -> None:
         """Take back what was not sent, and the lead if we have it: the thread was interrupted."""
         with self._room:
             if ticket in self._pending:
@@ -92,9 +95,9 @@ class GroupCommit:
             batch = [self._pending.popleft() for _ in range(min(len(self._pending), _LARGEST))]
             self._room.notify_all()
         try:
-            ids = self._append([ticket.message for ticket in batch])
-            for ticket, message_id in zip(batch, ids, strict=True):
-                ticket.id = message_id
+            answers = self._append([ticket.message for ticket in batch])
+            for ticket, answer in zip(batch, answers, strict=True):
+                ticket.answer = answer
         except Exception as error:
             for ticket in batch:
                 ticket.error = error
@@ -115,32 +118,32 @@ class GroupCommit:
             self._pending[0].wake()
 
 
-class AsyncGroupCommit:
+class AsyncGroupCommit(Generic[AnswerT]):
     """For tasks: one flusher appends what is pending, again and again until nothing is.
 
     While one batch commits the next one is inserted, so ids follow the order of the calls unless a commit is lost.
     """
 
-    def __init__(self, append: AsyncAppend, *, max_pending: int) -> None:
+    def __init__(self, append: AsyncAppend[AnswerT], *, max_pending: int) -> None:
         self._append = append
         self._max_pending = max_pending
-        self._pending: deque[tuple[Encoded, asyncio.Future[int]]] = deque()
+        self._pending: deque[_Call[AnswerT]] = deque()
         self._room = asyncio.Event()
         self._flusher: asyncio.Task[None] | None = None
 
-    async def produce(self, message: Encoded) -> int:
-        """Append one message and return its id; waits while `max_pending` others wait.
+    async def produce(self, message: Encoded) -> AnswerT:
+        """Append one message and return the answer to it; waits while `max_pending` others wait.
 
         A caller that is cancelled before its message was sent takes it back; afterwards the commit goes on.
         """
         while len(self._pending) >= self._max_pending:
             self._room.clear()
             await self._room.wait()
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[AnswerT | IdempotencyConflict] = asyncio.get_running_loop().create_future()
         self._pending.append((message, future))
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
-        return await future
+        return _answer(await future)
 
     async def close(self) -> None:
         """Wait until everything pending is committed."""
@@ -165,8 +168,8 @@ class AsyncGroupCommit:
         halved = alone and len(self._pending) >= _WORTH_HALVING
         return min(_LARGEST, len(self._pending) // 2 if halved else len(self._pending))
 
-    def _take(self, *, most: int) -> list[tuple[Encoded, asyncio.Future[int]]]:
-        batch: list[tuple[Encoded, asyncio.Future[int]]] = []
+    def _take(self, *, most: int) -> list[_Call[AnswerT]]:
+        batch: list[_Call[AnswerT]] = []
         while self._pending and len(batch) < most:
             message, future = self._pending.popleft()
             if not future.cancelled():
@@ -174,15 +177,15 @@ class AsyncGroupCommit:
         self._room.set()
         return batch
 
-    async def _insert(self, batch: list[tuple[Encoded, asyncio.Future[int]]]) -> asyncio.Task[None]:
+    async def _insert(self, batch: list[_Call[AnswerT]]) -> asyncio.Task[None]:
         inserted = asyncio.Event()
         appending = asyncio.create_task(self._append_batch(batch, inserted))
         await inserted.wait()
         return appending
 
-    async def _append_batch(self, batch: list[tuple[Encoded, asyncio.Future[int]]], inserted: asyncio.Event) -> None:
+    async def _append_batch(self, batch: list[_Call[AnswerT]], inserted: asyncio.Event) -> None:
         try:
-            ids = await self._append([message for message, _ in batch], inserted.set)
+            answers = await self._append([message for message, _ in batch], inserted.set)
         except BaseException as error:
             for _, future in batch:
                 if not future.done():
@@ -192,6 +195,14 @@ class AsyncGroupCommit:
             return
         finally:
             inserted.set()
-        for (_, future), message_id in zip(batch, ids, strict=True):
+        for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():
-                future.set_result(message_id)
+                future.set_result(answer)
+
+
+def _answer(answer: AnswerT | IdempotencyConflict | None) -> AnswerT:
+    # A conflict is that of one caller alone, and comes with the answers of the others.
+    if isinstance(answer, IdempotencyConflict):
+        raise answer
+    assert answer is not None
+    return answer

@@ -1,20 +1,22 @@
 -- name: insert_stream
 -- Register a stream, unless there is one of this name; a second caller waits for the first to commit.
-insert into {schema}.stream_config (name, max_payload, partition_rows, retention, keep_unread, compact_after)
+insert into {schema}.stream_config (name, max_payload, partition_rows, retention, keep_unread, compact_after,
+                                     idempotency_ttl)
 values (%(name)s, %(max_payload)s, %(partition_rows)s, %(retention)s, %(keep_unread)s,
-        %(compact_after)s)
+        %(compact_after)s, %(idempotency_ttl)s)
 on conflict (name) do nothing
-returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
+returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, idempotency_ttl, created_at,
+          updated_at
 
 -- name: get_stream
 -- Read one stream by name.
-select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
+select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, idempotency_ttl, created_at, updated_at
   from {schema}.stream_config
  where name = %(name)s
 
 -- name: lock_stream
 -- Read one stream by name and keep others from changing it until we commit.
-select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
+select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, idempotency_ttl, created_at, updated_at
   from {schema}.stream_config
  where name = %(name)s
    for update
@@ -27,9 +29,11 @@ update {schema}.stream_config
        retention = %(retention)s,
        keep_unread = %(keep_unread)s,
        compact_after = %(compact_after)s,
+       idempotency_ttl = %(idempotency_ttl)s,
        updated_at = now()
  where id = %(id)s
-returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
+returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, idempotency_ttl, created_at,
+          updated_at
 
 -- name: mark_keyed
 -- Have the consumers of a stream look at the keys of single messages, before the first that asks for it is produced.
@@ -46,7 +50,8 @@ update {schema}.stream_config
        updated_at = now()
  where id = %(id)s
    and not exists (select from {schema}.stream_config where name = %(new_name)s)
-returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
+returning id, name, max_payload, partition_rows, retention, keep_unread, compact_after, idempotency_ttl, created_at,
+          updated_at
 
 -- name: delete_stream
 -- Remove a stream's registration, and with it its groups and their leases.
@@ -56,7 +61,8 @@ delete from {schema}.stream_config
 -- name: drop_family
 -- Remove a stream's tables with everything in them.
 drop table if exists {schema}.message_log_{stream}, {schema}.exception_queue_{stream},
-                     {schema}.delivery_log_{stream}, {schema}.compaction_head_{stream}
+                     {schema}.delivery_log_{stream}, {schema}.compaction_head_{stream},
+                     {schema}.idempotency_key_{stream}
 
 -- name: forget_family
 -- Remove the record of a dropped family's migrations.
@@ -71,7 +77,7 @@ select %(stream_id)s, %(action)s, %(config)s::jsonb
 
 -- name: list_streams
 -- Read every stream by name.
-select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, created_at, updated_at
+select id, name, max_payload, partition_rows, retention, keep_unread, compact_after, idempotency_ttl, created_at, updated_at
   from {schema}.stream_config
  order by name
 

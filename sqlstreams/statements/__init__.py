@@ -6,6 +6,7 @@ from sqlstreams.statements.consume import *  # noqa: F403  # one namespace, a fi
 from sqlstreams.statements.dead import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.deadline import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.group import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.idempotency import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.instance import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.key import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.manager import *  # noqa: F403  # one namespace, a file a noun

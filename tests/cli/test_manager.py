@@ -43,4 +43,4 @@ def test_duties_are_listed_and_suspended_by_name(run: Run) -> None:
 def test_an_unknown_duty_is_a_matter_of_usage(run: Run) -> None:
     ended = run("manager", "suspend", "nothing")
     assert ended.code == 2
-    assert "duty must be one of compaction, leases, partitions, retention, statistics" in ended.err
+    assert "duty must be one of compaction, deadlines, idempotency, " in ended.err

@@ -272,3 +272,25 @@ def test_yes_destroys_at_once_and_shows_what_was_there(run: Run, invoices: str) 
 
     assert (ended.code, ended.json()["name"]) == (0, invoices)
     assert run("stream", "list", "--json").json() == []
+
+
+def test_a_file_that_is_produced_again_by_its_idempotency_keys_adds_nothing(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "notes.ndjson"
+    path.write_text('{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": 1, "text": "a"}\n')
+    run("stream", "register", "notes", "--idempotency-ttl", "7d")
+    produce = ("stream", "produce", "notes", "--file", str(path), "--idempotency-key-field", "id")
+    assert run(*produce, "--json").json()["duplicates"] == 1
+    assert "3 of them were there before" in run(*produce).out
+    (status,) = run("stream", "list", "--json").json()
+    assert (status["head"], status["idempotency_ttl"]) == (2, 604_800)
+
+
+def test_an_idempotency_key_goes_with_one_payload_and_tells_a_conflict(run: Run) -> None:
+    run("stream", "register", "notes")
+    one = ("stream", "produce", "notes", "--idempotency-key", "k", "--payload")
+    assert run(*one, '"a"').code == 0
+    assert run(*one, '"a"').code == 0
+    refused = run(*one, '"b"')
+    assert refused.code == 1
+    assert "SQL0014" in refused.err
+    assert run("stream", "produce", "notes", "--idempotency-key", "k").code == 2

@@ -72,6 +72,7 @@ ARGUMENTS: dict[str, Any] = {
     "errors": ["no"],
     "expired_before": datetime(2026, 1, 1, tzinfo=UTC),
     "fingerprint": "x",
+    "fingerprints": [b"x"],
     "first_id": 1,
     "finished": [TOKEN],
     "followers": 10,
@@ -231,6 +232,7 @@ MESSAGES, GROUPS, DEAD, IN_FLIGHT, UNREAD, PARTITION = 100_000, 50, 50_000, 100,
 CLAIMED = 98_500
 BOUND, BOUND_AT = 3, 60_000
 KEYS = 2_500
+IDEMPOTENT, EXPIRED = 20_000, 1_000
 ORDERED, HOT = 4, 20_000
 LAST_PARTITION = {f"message_log_1_from_{MESSAGES}"}  # which holds one message
 
@@ -265,6 +267,9 @@ def _fill(connection: psycopg.Connection) -> None:
               from generate_series(1, {MESSAGES}) as n""",
         """insert into sqlstreams.compaction_head_1 (message_key, schema_version, rank, id)
            select message_key, 1, 0, max(id) from sqlstreams.message_log_1 where compaction_rank = 0 group by 1""",
+        f"""insert into sqlstreams.idempotency_key_1 (idempotency_key, fingerprint, message_id, expires_at)
+            select 'k' || n, '', n, now() + make_interval(secs => n - {EXPIRED})
+              from generate_series(1, {IDEMPOTENT}) as n""",
         f"update sqlstreams.consumer_group_cursor set claimed = {CLAIMED} - group_id * 200",
         f"""update sqlstreams.consumer_group_cursor
                set claimed = {BOUND_AT}, bindings = '{{eu.%}}'
@@ -330,7 +335,7 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _is_big(node: dict[str, Any]) -> bool:
     name, kind = str(node.get("Relation Name", "")), str(node["Node Type"])
     return kind.endswith("Scan") and name.startswith(
-        ("message_log", "exception_queue", "delivery_log", "compaction_head")
+        ("message_log", "exception_queue", "delivery_log", "compaction_head", "idempotency_key")
     )
 
 
@@ -584,6 +589,27 @@ def test_moving_and_finding_heads_reads_those_alone(full_url: str, generic: bool
     assert _explain(full_url, moving, generic=generic).scanned_through == []
     plan = _explain(full_url, statements.find_heads(FAMILY, keys=keys), generic=generic)
     assert (plan.scanned_through, plan.rows) == ([], 100)
+
+
+@modes
+def test_taking_and_finding_idempotency_keys_reads_those_alone(full_url: str, generic: bool) -> None:
+    keys = [f"k{number}" for number in range(5_000, 5_100)]
+    prints = [b"x"] * 100
+    for statement in (
+        statements.take_idempotency_keys(FAMILY, keys=keys, fingerprints=prints),
+        statements.renew_idempotency_keys(FAMILY, keys=keys, fingerprints=prints),
+        statements.record_idempotent_messages(FAMILY, keys=keys, ids=[1] * 100),
+    ):
+        assert _explain(full_url, statement, generic=generic).nodes == [], statement.name
+    plan = _explain(full_url, statements.find_idempotency_keys(FAMILY, keys=keys), generic=generic)
+    assert (plan.scanned_through, plan.rows) == ([], 100)
+
+
+@modes
+def test_forgetting_idempotency_keys_reads_those_alone(full_url: str, generic: bool) -> None:
+    plan = _explain(full_url, statements.forget_idempotency_keys(FAMILY, limit=100), generic=generic)
+    assert plan.scanned_through == []
+    assert 200 <= plan.rows <= 310
 
 
 @modes

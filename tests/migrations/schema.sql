@@ -388,6 +388,15 @@ CREATE UNIQUE INDEX exception_queue_1_pkey ON sqlstreams.exception_queue_1 USING
 CREATE INDEX exception_queue_1_superseded ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'superseded'::text)
 CREATE INDEX exception_queue_1_unread ON sqlstreams.exception_queue_1 USING btree (group_id, schema_version) WHERE (state = 'unread'::text)
 
+table idempotency_key_1 with (fillfactor=50)
+    idempotency_key text not null
+    fingerprint bytea not null
+    message_id bigint
+    expires_at timestamp with time zone not null
+    constraint idempotency_key_1_pkey PRIMARY KEY (idempotency_key)
+CREATE INDEX idempotency_key_1_expires ON sqlstreams.idempotency_key_1 USING btree (expires_at)
+CREATE UNIQUE INDEX idempotency_key_1_pkey ON sqlstreams.idempotency_key_1 USING btree (idempotency_key)
+
 table message_key_lease with (fillfactor=70)
     group_id bigint not null
     message_key text not null
@@ -636,9 +645,11 @@ table stream_config
     kept_from bigint not null default 1
     expired_before timestamp with time zone
     compact_after interval
+    idempotency_ttl interval not null
     created_at timestamp with time zone not null default now()
     updated_at timestamp with time zone not null default now()
     constraint stream_config_compact_after_check CHECK ((compact_after > '00:00:00'::interval))
+    constraint stream_config_idempotency_ttl_check CHECK ((idempotency_ttl > '00:00:00'::interval))
     constraint stream_config_max_payload_check CHECK (((max_payload >= 1) AND (max_payload <= 268435456)))
     constraint stream_config_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9._-]{0,99}$'::text))
     constraint stream_config_name_key UNIQUE (name)

@@ -1,0 +1,37 @@
+"""Statements of idempotency keys: sql/idempotency.sql."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from sqlstreams.statements.manager import Forgotten
+from sqlstreams.statements.statement import Family, Nothing, Statement, nothing, of_family
+
+
+class KnownKey(Struct, frozen=True):
+    """An idempotency key and the message it is of."""
+
+    key: str
+    fingerprint: bytes
+    message_id: int
+    is_expired: bool
+
+
+def take_idempotency_keys(family: Family, *, keys: list[str], fingerprints: list[bytes]) -> Statement[str]:
+    return of_family("take_idempotency_keys", family, str, {"keys": keys, "fingerprints": fingerprints})
+
+
+def find_idempotency_keys(family: Family, *, keys: list[str]) -> Statement[KnownKey]:
+    return of_family("find_idempotency_keys", family, KnownKey, {"keys": keys})
+
+
+def renew_idempotency_keys(family: Family, *, keys: list[str], fingerprints: list[bytes]) -> Statement[str]:
+    return of_family("renew_idempotency_keys", family, str, {"keys": keys, "fingerprints": fingerprints})
+
+
+def record_idempotent_messages(family: Family, *, keys: list[str], ids: list[int]) -> Statement[Nothing]:
+    return of_family("record_idempotent_messages", family, nothing, {"keys": keys, "ids": ids})
+
+
+def forget_idempotency_keys(family: Family, *, limit: int) -> Statement[Forgotten]:
+    return of_family("forget_idempotency_keys", family, Forgotten, {"limit": limit})
