@@ -95,6 +95,8 @@ def _suggestions(client: Client, absent: NotFound) -> list[str]:
             names = [each.name for each in client.list_streams()]
         case "consumer group":
             names = [f"{each.name} on {each.stream}" for each in client.list_consumers()]
+        case "deadline":
+            names = [each.name for each in client.list_deadlines()]
         case "schedule":
             names = [each.name for each in client.list_schedules()]
         case _:

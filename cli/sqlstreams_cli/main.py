@@ -10,7 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from sqlstreams_cli import consumer, dead, dev, doctor, explain, failing, manager, relay, scheduler, stream, system
+from sqlstreams_cli import (
+    consumer,
+    dead,
+    deadline,
+    dev,
+    doctor,
+    explain,
+    failing,
+    manager,
+    relay,
+    scheduler,
+    stream,
+    system,
+)
 from sqlstreams_cli.commands import command, with_shared_options
 from sqlstreams_cli.connect import Session
 
@@ -39,6 +52,7 @@ for _name, _noun in (
     ("stream", stream.app),
     ("consumer", consumer.app),
     ("scheduler", scheduler.app),
+    ("deadline", deadline.app),
     ("dead", dead.app),
     ("manager", manager.app),
     ("relay", relay.app),

@@ -226,14 +226,16 @@ update {table} as t
  where t.{key} = any(%(keys)s::text[]::{key_type}[])
    and t.{state} = %(from_state)s
 returning t.{key}::text as key,
-          to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as deadline,
+          case when t.{deadline} > '0001-01-02'
+               then to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') end as deadline,
           coalesce(t.{state} = %(to_state)s, false) as moved,
           {row}::text as payload
 
 -- name: read_moved_rows
 -- Read rows that were moved and whose deadline lies between two times.
 select t.{key}::text as key,
-       to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as deadline,
+       case when t.{deadline} > '0001-01-02'
+            then to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') end as deadline,
        true as moved,
        {row}::text as payload
   from {table} as t

@@ -50,6 +50,17 @@ WITH_DATABASE = [
     "dead history g 1 --stream invoices",
     "dead redrive g 1 --stream invoices",
     "dead discard g 1 --stream invoices --reason no",
+    "deadline list",
+    "deadline get overdue",
+    "deadline register other invoices --table bills --key id --deadline due_at --state state --from a --to b",
+    "deadline observe overdue",
+    "deadline activate overdue --only region=eu",
+    "deadline suspend overdue",
+    "deadline unsuspend overdue",
+    "deadline status overdue",
+    "deadline replay overdue --from 2026-01-01T00:00Z --until 2026-01-02T00:00Z",
+    "deadline history overdue",
+    "deadline destroy overdue --yes",
     "scheduler list",
     "scheduler get nightly",
     "scheduler register hourly invoices @hourly --payload {}",
@@ -94,6 +105,14 @@ MISUSED = [
     "stream compact invoices --older-than soon",
     "consumer register g -s invoices --max-retries -1",
     "consumer run handlers -s invoices -g g",
+    "deadline register d invoices --table bills",
+    "deadline register d invoices --table no.such.table --key id --deadline due_at --state state --from a --to b",
+    "deadline register d invoices --table bills --key id --deadline due_at --state state --from a --to a",
+    "deadline register d invoices --table bills --key id --deadline state --state state --from a --to b",
+    "deadline activate overdue --only id",
+    "deadline activate overdue --only nothing=1",
+    "deadline replay overdue --from 2026-01-01 --until 2026-01-02T00:00Z",
+    "deadline replay overdue --from 2026-01-02T00:00Z --until 2026-01-01T00:00Z",
     "scheduler register s invoices @hourly",
     "scheduler register s invoices @hourly --payload {} --payload-file x",
     "scheduler register s invoices @hourly --payload no",
@@ -149,6 +168,17 @@ PASTED = [
     "dead history",
     "dead redrive",
     "dead discard",
+    "deadline register",
+    "deadline list",
+    "deadline get",
+    "deadline observe",
+    "deadline activate",
+    "deadline suspend",
+    "deadline unsuspend",
+    "deadline status",
+    "deadline replay",
+    "deadline history",
+    "deadline destroy",
     "scheduler register",
     "scheduler list",
     "scheduler get",
@@ -344,6 +374,7 @@ def test_every_help_ends_with_its_example(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_examples_work_when_pasted_one_after_the_other(run: Run, database_url: str) -> None:
+    _make_bills(database_url)
     shown = examples()
     assert set(shown) == {*PASTED, "consumer run", "relay run", "dead show", "dev", "manager run"}
 
@@ -369,12 +400,27 @@ def _set_up(database_url: str) -> None:
         invoices = client.stream("invoices").register()
         invoices.producer().produce(RawPayload(b"{}"), key="eu", compaction_rank=0)
         group = invoices.consumer("g").register().get()
+        _register_deadline(client, database_url)
         client.scheduler("nightly").register("invoices", "0 2 * * *", RawPayload(b"{}"), timezone="Europe/Berlin")
     assert group is not None
     with psycopg.connect(database_url, autocommit=True) as connection:
         queue = f"sqlstreams.exception_queue_{_stream_id(connection)}"
         row = f"(group_id, message_id, state, can_run_after) values ({group.id}, 1, 'dead', now())"
         connection.execute(f"insert into {queue} {row}".encode())
+
+
+def _register_deadline(client: Client, database_url: str) -> None:
+    _make_bills(database_url)
+    client.deadline("overdue").register(
+        "invoices", table="bills", key="id", deadline="due_at", state="state", from_state="open", to_state="overdue"
+    )
+
+
+def _make_bills(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "create table if not exists bills (id bigint primary key, due_at timestamptz, state text, region text)"
+        )
 
 
 def _stream_id(connection: psycopg.Connection) -> int:
