@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import LiteralString
 
+import msgspec
 import psycopg
 from _measure import (
     STREAM,
@@ -31,6 +33,15 @@ from sqlstreams import AsyncClient, AsyncProducer, Client
 _BATCH = 1_000
 _CONCURRENT = 256
 _THREADS = 32
+_MANY: LiteralString = """
+    select count(*)
+      from (select json_agg(json_build_object('payload', p)) as messages from unnest(%s::json[]) as p) as m,
+           sqlstreams.produce_many(%s, m.messages)
+"""
+_ONE: LiteralString = """
+    select count(sqlstreams.produce(s.name, p))
+      from (select %s::json[] as payloads, %s as name) as s, unnest(s.payloads) as p
+"""
 
 
 def main() -> None:
@@ -59,9 +70,11 @@ def measure(report: Report, given: Arguments, where: Place) -> None:
         "produce_many, 4 batches at a time": lambda: rate(run_async(_batches(where, payloads, at_a_time=4))),
         "produce, 256 at a time": lambda: rate(run_async(_concurrently(where, payloads))),
         "produce, 32 threads, blocking": lambda: rate(_in_threads(where, payloads[: many // 2]), many // 2),
+        "sqlstreams.produce_many(…) from SQL, 1,000 a call": lambda: rate(_from_sql(where, _MANY, payloads)),
+        "sqlstreams.produce(…) from SQL, 1,000 a transaction": lambda: rate(_from_sql(where, _ONE, payloads)),
         "produce, one at a time": lambda: rate(run_async(_one_by_one(where, payloads[:few])), few),
     }
-    copied, _, batched, overlapping, concurrent, _, single = (
+    copied, _, batched, overlapping, concurrent, _, many_in_sql, one_in_sql, single = (
         found := rounds(where, contenders, count=given.rounds)
     ).values()
     for name, samples in found.items():
@@ -69,6 +82,8 @@ def measure(report: Report, given: Arguments, where: Place) -> None:
     report.at_least("produce_many ÷ COPY", ratios(batched, copied), 0.85)
     report.at_least("produce_many, 4 batches at a time ÷ COPY", ratios(overlapping, copied), 0.85)
     report.at_least("256 at a time ÷ COPY", ratios(concurrent, copied), 0.6)
+    report.figure("sqlstreams.produce_many(…) ÷ produce_many", ratios(many_in_sql, batched), "×")
+    report.figure("sqlstreams.produce(…) ÷ produce_many", ratios(one_in_sql, batched), "×")
     report.figure("256 at a time ÷ produce_many", ratios(concurrent, batched), "×")
     report.at_least("256 at a time ÷ one at a time", ratios(concurrent, single), 20)
 
@@ -127,6 +142,17 @@ async def _producer(client: AsyncClient) -> AsyncProducer[Order]:
     producer = await client.stream(STREAM, Order).producer().register()
     await producer.produce_many(orders(10))
     return producer
+
+
+def _from_sql(where: Place, query: LiteralString, payloads: Sequence[Order]) -> float:
+    texts = [msgspec.json.encode(payload).decode() for payload in payloads]
+    with psycopg.connect(where.url, autocommit=True) as connection:
+
+        def produce() -> None:
+            for start in range(0, len(texts), _BATCH):
+                connection.execute(query, [texts[start : start + _BATCH], STREAM])
+
+        return timed(produce)
 
 
 def _in_threads(where: Place, payloads: Sequence[Order]) -> float:

@@ -47,7 +47,8 @@ class KeyedBatch:
         for position, message in enumerate(messages):
             if message.idempotency_key is not None:
                 self._first.setdefault(message.idempotency_key, position)
-        self._fingerprints = {key: fingerprint(messages[position].payload) for key, position in self._first.items()}
+        self._prints = [None if each.idempotency_key is None else fingerprint(each.payload) for each in messages]
+        self._fingerprints = {key: found for key, at in self._first.items() if (found := self._prints[at]) is not None}
         if together:
             self._refuse_other_payloads()
 
@@ -58,8 +59,9 @@ class KeyedBatch:
 
     def finish(self, taken: list[str]) -> Act[Appended]:
         """Ask the rest, once it is known which keys are ours: append what is the first of its key, and record it."""
-        known, renewed = yield from self._look_up([key for key in self._first if key not in set(taken)])
-        ours = {*taken, *renewed}
+        ours = set(taken)
+        known, renewed = yield from self._look_up([key for key in self._first if key not in ours])
+        ours.update(renewed)
         if self._together:
             self._refuse_known(known)
         fresh = [position for position, message in enumerate(self._messages) if self._is_fresh(position, message, ours)]
@@ -74,7 +76,7 @@ class KeyedBatch:
     def _refuse_other_payloads(self) -> None:
         for position, message in enumerate(self._messages):
             key = message.idempotency_key
-            if key is not None and fingerprint(message.payload) != self._fingerprints[key]:
+            if key is not None and self._prints[position] != self._fingerprints[key]:
                 problem = f"{key!r} is that of messages[{self._first[key]}], which has another payload"
                 raise IdempotencyConflict(self._field(position), problem, message_id=None)
 
@@ -116,15 +118,14 @@ class KeyedBatch:
     ) -> Receipt | IdempotencyConflict:
         if position in id_at:
             return Receipt(id_at[position])
-        message = self._messages[position]
-        key = message.idempotency_key
+        key = self._messages[position].idempotency_key
         assert key is not None
         seen, first_id = (
             (known[key].fingerprint, known[key].message_id)
             if key in known
             else (self._fingerprints[key], first_ids[key])
         )
-        if fingerprint(message.payload) != seen:
+        if self._prints[position] != seen:
             return self._conflict(position, key, first_id)
         return Receipt(first_id, duplicate=True)
 
