@@ -23,6 +23,8 @@ from sqlstreams.wake import Notifier
 _log = logging.getLogger("sqlstreams.deadlines")
 
 _PERIOD: Final = 5.0
+# Where there is no deadline at all; the first one that is registered says so.
+_NONE_PERIOD: Final = 15.0
 _OBSERVE_EVERY: Final = 30.0
 _NOTE_EVERY: Final = 60.0
 _LOCKED_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -59,7 +61,7 @@ class DeadlineProducers:
     """
 
     name = "deadlines"
-    period = _PERIOD
+    period = _NONE_PERIOD
 
     def __init__(self, database: AsyncDatabase, notifier: Notifier) -> None:
         self._database = database
@@ -123,8 +125,6 @@ class DeadlineProducers:
         elif due_in is not None:
             # Exactly when the next row is due, however slow a look is; but not over and over while nothing is.
             waits = [max(min(due_in, *waits), min(due_in, rarest))]
-        if moved + retried:
-            self._notifier.notify(deadline.stream_id)
         await self._note_sometimes(deadline, pace, moved=moved + retried)
         pace.look_at = clock() + min(waits)
         return moved + retried
@@ -160,11 +160,14 @@ class DeadlineProducers:
         """Move rows together; where the database refuses, find out by halves which ones it were."""
         claimed: list[str] = []
         try:
-            trouble.moved += await awithin(
+            moved = await awithin(
                 self._database,
                 lambda: move_rows(self._schema, deadline, keys=keys, limit=deadline.batch, claimed=claimed),
                 stream_id=deadline.stream_id,
             )
+            if moved:
+                self._notifier.notify(deadline.stream_id)
+            trouble.moved += moved
         except Misfits as misfits:
             trouble.culprits += misfits.culprits
             trouble.error = CannotMove(str(misfits))

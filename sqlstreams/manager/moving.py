@@ -20,7 +20,7 @@ from sqlstreams.names import check_required_key
 from sqlstreams.produce.append import meets_edge
 from sqlstreams.produce.batch import Batch, Encoded, prepare_adapters
 from sqlstreams.produce.transaction import atransaction, transaction
-from sqlstreams.statements import Act, Family, MovedRow, RunningDeadline, Statement, ask
+from sqlstreams.statements import Act, ClaimedRow, DueRow, Family, MovedRow, RunningDeadline, Statement, ask
 
 ResultT = TypeVar("ResultT")
 
@@ -65,35 +65,37 @@ def move_rows(
     held = yield from ask(statements.hold_deadline(schema, deadline_id=deadline.id, revision=deadline.revision))
     if not held:
         return 0
-    claimed[:] = yield from ask(_claim(schema, deadline, keys, limit))
-    if not claimed:
+    due = yield from ask(_claim(schema, deadline, keys, limit))
+    claimed[:] = [row.key for row in due]
+    if not due:
         return 0
     moved = yield from ask(statements.move_due_rows(schema, deadline.rows, keys=claimed))
-    yield from _produce(Family(schema, deadline.stream_id), deadline, _in_order(claimed, moved))
+    yield from _produce(Family(schema, deadline.stream_id), deadline, _together(due, moved))
     yield from ask(statements.note_moved(schema, deadline_id=deadline.id, count=len(claimed)))
     return len(claimed)
 
 
-def _claim(schema: str, deadline: RunningDeadline, keys: Sequence[str] | None, limit: int) -> Statement[str]:
+def _claim(schema: str, deadline: RunningDeadline, keys: Sequence[str] | None, limit: int) -> Statement[ClaimedRow]:
     if keys is None:
         return statements.claim_due_rows(schema, deadline.rows, deadline_id=deadline.id, limit=limit)
     return statements.claim_named_rows(schema, deadline.rows, keys=keys)
 
 
-def _in_order(claimed: Sequence[str], moved: Sequence[MovedRow]) -> list[MovedRow]:
+def _together(claimed: Sequence[ClaimedRow], moved: Sequence[MovedRow]) -> list[DueRow]:
     by_key = {row.key: row for row in moved if row.moved}
     stopped = [
-        Culprit(key, "a trigger or a rule of the table kept the row from getting its new state")
-        for key in claimed
-        if key not in by_key
+        Culprit(row.key, "a trigger or a rule of the table kept the row from getting its new state")
+        for row in claimed
+        if row.key not in by_key
     ]
     if stopped:
         raise Misfits(stopped)
-    return [by_key[key] for key in claimed]
+    # The deadline is the one that came: a trigger may have taken it away.
+    return [DueRow(row.key, row.deadline, by_key[row.key].payload) for row in claimed]
 
 
 def _produce(
-    family: Family, deadline: RunningDeadline, rows: Sequence[MovedRow], *, replay: str | None = None
+    family: Family, deadline: RunningDeadline, rows: Sequence[DueRow], *, replay: str | None = None
 ) -> Act[None]:
     messages = list(_encode(deadline, rows, replay))
     batch = Batch(family, messages, size=len(messages), schema_version=deadline.schema_version, eager=True)
@@ -101,7 +103,7 @@ def _produce(
         yield from ask(part)
 
 
-def _encode(deadline: RunningDeadline, rows: Sequence[MovedRow], replay: str | None) -> Iterator[Encoded]:
+def _encode(deadline: RunningDeadline, rows: Sequence[DueRow], replay: str | None) -> Iterator[Encoded]:
     headers = None if replay is None else {REPLAY_HEADER: replay}
     culprits = []
     for row in rows:

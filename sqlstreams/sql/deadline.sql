@@ -97,7 +97,7 @@ select d.id, d.name, s.name as stream, d.stream_id, d.table_schema, d.table_name
  where d.name = %(name)s
 
 -- name: lock_deadline
--- Read one deadline, and keep others from changing it.
+-- Read one deadline, and keep others from changing it. Those that move rows by it do not keep us.
 select d.id, d.name, s.name as stream, d.stream_id, d.table_schema, d.table_name, d.key_column, d.key_type,
        d.deadline_column, d.state_column, d.from_state, d.to_state, d.batch, d.payload_columns, d.mode,
        d.only_rows::text as only_rows, d.schema_version, d.fingerprint, d.suspended_at, d.revision, d.created_at,
@@ -105,7 +105,7 @@ select d.id, d.name, s.name as stream, d.stream_id, d.table_schema, d.table_name
   from {schema}.deadline_config d
   join {schema}.stream_config s on s.id = d.stream_id
  where d.name = %(name)s
-   for update of d
+   for no key update of d
 
 -- name: list_deadlines
 -- Read every deadline, or those of one stream, by name.
@@ -197,7 +197,9 @@ select case when t.{deadline} > '-infinity' then extract(epoch from t.{deadline}
 -- name: claim_due_rows
 -- Lock the rows that are longest due. One that somebody else changes now is left to him: it is looked at again later.
 -- Who only refers to a row does not keep it from us, so not `for update`.
-select t.{key}::text as key
+select t.{key}::text as key,
+       case when t.{deadline} > '0001-01-02'
+            then to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') end as deadline
   from {table} as t
  where t.{state} = %(from_state)s
    and t.{deadline} <= now()
@@ -210,7 +212,9 @@ select t.{key}::text as key
 
 -- name: claim_named_rows
 -- Lock those of some rows that are due.
-select t.{key}::text as key
+select t.{key}::text as key,
+       case when t.{deadline} > '0001-01-02'
+            then to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') end as deadline
   from {table} as t
  where t.{key} = any(%(keys)s::text[]::{key_type}[])
    and t.{state} = %(from_state)s
@@ -226,8 +230,6 @@ update {table} as t
  where t.{key} = any(%(keys)s::text[]::{key_type}[])
    and t.{state} = %(from_state)s
 returning t.{key}::text as key,
-          case when t.{deadline} > '0001-01-02'
-               then to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') end as deadline,
           coalesce(t.{state} = %(to_state)s, false) as moved,
           {row}::text as payload
 
@@ -236,7 +238,6 @@ returning t.{key}::text as key,
 select t.{key}::text as key,
        case when t.{deadline} > '0001-01-02'
             then to_char(t.{deadline} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') end as deadline,
-       true as moved,
        {row}::text as payload
   from {table} as t
  where t.{state} = %(to_state)s

@@ -135,12 +135,26 @@ class RunningDeadline(Struct, frozen=True):
     aside_in: float | None
 
 
-class MovedRow(Struct, frozen=True):
-    """A row that came due: its key and deadline as text, and itself as JSON. `moved`: it has its new state now."""
+class ClaimedRow(Struct, frozen=True):
+    """A row that is due and locked by us: its key, and its deadline where a client can hold it, as text."""
 
     key: str
     deadline: str | None
+
+
+class MovedRow(Struct, frozen=True):
+    """A row that was to get its new state, as JSON, and whether it has it."""
+
+    key: str
     moved: bool
+    payload: bytes
+
+
+class DueRow(Struct, frozen=True):
+    """A row that has come due and been moved, with all that its message says."""
+
+    key: str
+    deadline: str | None
     payload: bytes
 
 
@@ -249,8 +263,12 @@ def _index(name: str, columns: list[str | None], predicate: str | None) -> Index
     return Index(name, tuple(columns), predicate)
 
 
-def _moved(key: str, deadline: str | None, moved: bool, payload: str) -> MovedRow:
-    return MovedRow(key, deadline, moved, payload.encode())
+def _moved(key: str, moved: bool, payload: str) -> MovedRow:
+    return MovedRow(key, moved, payload.encode())
+
+
+def _due(key: str, deadline: str | None, payload: str) -> DueRow:
+    return DueRow(key, deadline, payload.encode())
 
 
 def _plan(plan: bytes) -> ScanPlan:
@@ -387,13 +405,14 @@ def find_next_due(schema: str, rows: Rows, *, deadline_id: int) -> Statement[flo
     return _of_rows("find_next_due", schema, rows, float, {"from_state": rows.from_state, "deadline_id": deadline_id})
 
 
-def claim_due_rows(schema: str, rows: Rows, *, deadline_id: int, limit: int) -> Statement[str]:
+def claim_due_rows(schema: str, rows: Rows, *, deadline_id: int, limit: int) -> Statement[ClaimedRow]:
     parameters = {"from_state": rows.from_state, "deadline_id": deadline_id, "limit": limit}
-    return _of_rows("claim_due_rows", schema, rows, str, parameters)
+    return _of_rows("claim_due_rows", schema, rows, ClaimedRow, parameters)
 
 
-def claim_named_rows(schema: str, rows: Rows, *, keys: Sequence[str]) -> Statement[str]:
-    return _of_rows("claim_named_rows", schema, rows, str, {"from_state": rows.from_state, "keys": list(keys)})
+def claim_named_rows(schema: str, rows: Rows, *, keys: Sequence[str]) -> Statement[ClaimedRow]:
+    parameters = {"from_state": rows.from_state, "keys": list(keys)}
+    return _of_rows("claim_named_rows", schema, rows, ClaimedRow, parameters)
 
 
 def move_due_rows(schema: str, rows: Rows, *, keys: Sequence[str]) -> Statement[MovedRow]:
@@ -401,9 +420,9 @@ def move_due_rows(schema: str, rows: Rows, *, keys: Sequence[str]) -> Statement[
     return _of_rows("move_due_rows", schema, rows, _moved, parameters)
 
 
-def read_moved_rows(schema: str, rows: Rows, *, start: datetime, until: datetime, limit: int) -> Statement[MovedRow]:
+def read_moved_rows(schema: str, rows: Rows, *, start: datetime, until: datetime, limit: int) -> Statement[DueRow]:
     parameters = {"to_state": rows.to_state, "start": start, "until": until, "limit": limit}
-    return _of_rows("read_moved_rows", schema, rows, _moved, parameters)
+    return _of_rows("read_moved_rows", schema, rows, _due, parameters)
 
 
 def sample_rows(schema: str, rows: Rows, *, limit: int) -> Statement[str]:

@@ -22,6 +22,7 @@ from tests.deadlines.ground import (
     register,
     states,
 )
+from tests.produce.proxy import Moment, lossy
 from tests.support import consuming, eventually
 
 
@@ -197,6 +198,51 @@ async def test_what_is_killed_before_the_commit_has_done_nothing(url: str, clien
         triggers.execute("select pg_advisory_unlock(1)")
         assert await moving == 1
     assert (states(url), keys(url)) == ({due: "expired"}, [str(due)])
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_lost_answer_to_the_commit_doubles_nothing(url: str, client: AsyncClient, moment: Moment) -> None:
+    hold(url, 5)
+    await register(client)
+    with lossy(url) as proxy:
+        async with AsyncClient(proxy.url) as cut_off:
+            proxy.break_next(moment)
+            assert await move_all(cut_off) == 5
+        assert proxy.broken == 1
+    assert keys(url) == ["1", "2", "3", "4", "5"]
+    assert (await client.deadline("expiry").status()).moved == 5
+
+
+async def test_a_change_does_not_wait_for_the_batch_that_is_under_way(url: str, client: AsyncClient) -> None:
+    hold(url, 2)
+    await register(client, batch=1)
+    query(url, _WAITING)
+    with psycopg.connect(url) as triggers:
+        triggers.execute("select pg_advisory_lock(1)")
+        moving = asyncio.create_task(move_all(client))
+        await eventually(lambda: bool(query(url, "select 1 from pg_locks where locktype = 'advisory' and not granted")))
+        await client.deadline("expiry").suspend()
+        triggers.execute("select pg_advisory_unlock(1)")
+        assert await moving == 1  # and not the next
+    assert states(url) == {1: "expired", 2: "held"}
+
+
+async def test_the_message_has_the_deadline_that_came_whatever_a_trigger_makes_of_it(
+    url: str, client: AsyncClient
+) -> None:
+    hold(url)
+    ((deadline,),) = query(url, "select expires_at from reservations")
+    query(
+        url,
+        "create function clear() returns trigger language plpgsql as"
+        " $$ begin new.expires_at = null; return new; end $$;"
+        "create trigger clear before update on reservations for each row execute function clear()",
+    )
+    await client.stream("raw").register()
+    await client.deadline("expiry").register("raw", **COLUMNS)
+    assert await move_all(client) == 1
+    ((_, payload, scheduled_at),) = messages(url, "raw")
+    assert (payload["expires_at"], scheduled_at) == (None, deadline)
 
 
 async def test_the_message_and_the_state_are_one_transaction(url: str, client: AsyncClient) -> None:
