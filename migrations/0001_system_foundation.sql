@@ -398,8 +398,10 @@ $sqlstreams$;
 
 -- Make partitions until the log can take `through_id`; return its edge. Creating and then attaching lets producers go
 -- on; PARTITION OF would wait for every open transaction of a producer. Any number of callers at once is normal.
+-- With the rights of who installed it, so that roles that may only produce can go on for ever: it makes no more than a log
+-- needs soon, and only those may call it to whom it was granted.
 create function {schema}.extend_log(of_stream bigint, through_id bigint) returns bigint
-language plpgsql set lock_timeout = '5s' as $sqlstreams$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $sqlstreams$
 declare
     parent text := pg_catalog.format('%I.%I', {schema_literal}, 'message_log_' || of_stream);
     part   text;
@@ -412,6 +414,8 @@ begin
     perform pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(parent, 0));
     select partition_rows into strict size from {schema}.stream_config where id = of_stream;
     edge := {schema}.log_edge(of_stream);
+    execute pg_catalog.format('select least($1, last_value + greatest(10000000, 10 * $2)) from %s', parent || '_id')
+       into through_id using through_id, size;
     while edge <= through_id loop
         part := pg_catalog.format('%I.%I', {schema_literal}, 'message_log_' || of_stream || '_from_' || edge);
         execute pg_catalog.format(
@@ -422,6 +426,118 @@ begin
         edge := edge + size;
     end loop;
     return edge;
+end
+$sqlstreams$;
+
+revoke all on function {schema}.extend_log(bigint, bigint) from public;
+
+-- Which roles were granted what, so that streams to come are covered too.
+create table {schema}.role_grant (
+    role_name  text not null,
+    kind       text not null check (kind in ('producer', 'consumer', 'operator', 'manager')),
+    granted_by text not null default session_user,
+    granted_at timestamptz not null default now(),
+    primary key (role_name, kind)
+);
+
+-- What a kind of role needs of the tables that all streams share. A producer reads no payload; a consumer cannot produce;
+-- an operator does everything but register and destroy streams, which is for the owner of the tables, and so are the
+-- duties of the manager, which drops partitions.
+create function {schema}.shared_grants(kind text) returns setof text
+language sql stable set search_path = pg_catalog, pg_temp as $sqlstreams$
+    select format('grant %s on %s %I.%s to ', g.privileges, g.type, {schema_literal}, g.object)
+      from (values
+            ('{producer,consumer,operator}'::text[], 'select', 'table', 'migration_log'),
+            ('{producer,consumer,operator}', 'select', 'table', 'stream_config'),
+            ('{producer,consumer,operator}', 'select, insert', 'table', 'payload_schema'),
+            -- What messages of one key may do; a lock on the stream needs it too.
+            ('{producer,consumer,operator}', 'update (keyed)', 'table', 'stream_config'),
+            ('{producer,operator}', 'execute', 'function', 'extend_log(bigint, bigint)'),
+            ('{consumer}', 'select, insert, update', 'table', 'consumer_group_config'),
+            ('{consumer}', 'select, insert, update', 'table', 'consumer_group_cursor'),
+            ('{consumer}', 'select, insert', 'table', 'consumer_group_config_log'),
+            ('{consumer}', 'select, insert', 'table', 'reclaim_log'),
+            ('{consumer}', 'select, insert', 'table', 'position_log'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'consumer_instance'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'binding_declaration'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'claim_lease'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'message_key_lease'),
+            ('{consumer}', 'select', 'table', 'consumer_group_status'),
+            ('{consumer}', 'select', 'table', 'dead_letters')
+           ) as g (kinds, privileges, type, object)
+     where shared_grants.kind = any(g.kinds)
+     union all
+    select format('grant select, insert, update on all tables in schema %I to ', {schema_literal})
+     where shared_grants.kind = 'operator'
+$sqlstreams$;
+
+-- What a kind of role needs of the tables of one stream.
+create function {schema}.family_grants(kind text, of_stream bigint) returns setof text
+language sql stable set search_path = pg_catalog, pg_temp as $sqlstreams$
+    select format('grant %s on %s %I.%I to ', g.privileges, g.type, {schema_literal}, format(g.object, of_stream))
+      from (values
+            ('{producer,operator}'::text[], 'insert, select (id)', 'table', 'message_log_%s'),
+            ('{producer,operator}', 'usage, select', 'sequence', 'message_log_%s_id'),
+            ('{producer,operator}', 'select, insert, update', 'table', 'compaction_head_%s'),
+            ('{producer,operator}', 'select, insert, update', 'table', 'idempotency_key_%s'),
+            ('{consumer,operator}', 'select', 'table', 'message_log_%s'),
+            ('{consumer}', 'select', 'table', 'compaction_head_%s'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'exception_queue_%s'),
+            ('{consumer,operator}', 'select, insert', 'table', 'delivery_log_%s')
+           ) as g (kinds, privileges, type, object)
+     where family_grants.kind = any(g.kinds)
+$sqlstreams$;
+
+-- Every statement that makes a role one of a kind, for the streams there are.
+create function {schema}.role_grants(role_name text, kind text) returns setof text
+language sql stable set search_path = pg_catalog, pg_temp as $sqlstreams$
+    select format('grant usage on schema %I to %I', {schema_literal}, role_name)
+     where role_grants.kind <> 'manager'
+     union all
+    select format('grant %I to %I', pg_get_userbyid(n.nspowner), role_name)
+      from pg_namespace n
+     where role_grants.kind = 'manager'
+       and n.nspname = {schema_literal}
+     union all
+    select statement || quote_ident(role_name)
+      from {schema}.shared_grants(role_grants.kind) as statement
+     union all
+    select statement || quote_ident(role_name)
+      from (select id from {schema}.stream_config order by id) as s,
+           {schema}.family_grants(role_grants.kind, s.id) as statement
+$sqlstreams$;
+
+-- Make a role one of a kind, also for streams to come; return what was done.
+create function {schema}.grant_role(role_name text, kind text) returns setof text
+language plpgsql as $sqlstreams$
+declare
+    statement text;
+begin
+    for statement in select g from {schema}.role_grants(role_name, kind) as g loop
+        execute statement;
+        return next statement;
+    end loop;
+    insert into {schema}.role_grant (role_name, kind)
+    values (grant_role.role_name, grant_role.kind)
+    on conflict on constraint role_grant_pkey do nothing;
+end
+$sqlstreams$;
+
+-- Give roles that were granted something the same of a stream that was just made.
+create function {schema}.grant_family(of_stream bigint) returns void
+language plpgsql as $sqlstreams$
+declare
+    statement text;
+begin
+    for statement in
+        select f || pg_catalog.quote_ident(g.role_name)
+          from {schema}.role_grant g
+          join pg_catalog.pg_roles r on r.rolname = g.role_name
+         cross join {schema}.family_grants(g.kind, of_stream) as f
+         order by 1
+    loop
+        execute statement;
+    end loop;
 end
 $sqlstreams$;
 

@@ -20,6 +20,7 @@ Start = Literal["beginning", "head"] | int | datetime
 CONCURRENCIES: Final = ("parallel", "exclusive", "ordered")
 CATCH_UPS: Final = ("newest", "oldest", "all", "skip")
 DEADLINE_MODES: Final = ("active", "observe")
+ROLE_KINDS: Final = ("producer", "consumer", "operator", "manager")
 DELIVERY_LOGS: Final = ("failures", "all", "off")
 MAX_ID: Final = 2**63 - 1
 _LONGEST: Final = timedelta(days=3650)
@@ -336,6 +337,16 @@ def check_choice(field: str, value: object, choices: Sequence[str]) -> str:
     if value not in choices:
         raise InvalidInput(field, f"must be one of {', '.join(choices)}, got {value!r}")
     return str(value)
+
+
+def check_role(field: str, value: object) -> str:
+    """Return `value` when it can name a role of the server."""
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"must be a str, got {type(value).__name__}")
+    size = len(encode_text(field, value))
+    if not 1 <= size <= 63:
+        raise InvalidInput(field, f"must have 1 to 63 bytes, got {size}")
+    return value
 
 
 def _or_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,6 +55,32 @@ def status(session: Session) -> None:
         render.print_fields(shown)
     if not found.installed:
         raise typer.Exit(FAILED)
+
+
+@command(app, "grant", example="sqlstreams system grant webshop --as producer")
+def grant(
+    session: Session,
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="The database role.", show_default=False)],
+    kind: Annotated[
+        str, typer.Option("--as", metavar="KIND", help="producer, consumer, operator or manager.", show_default=False)
+    ],
+    apply: Annotated[bool, typer.Option("--apply", help="Carry it out, and for every stream to come.")] = False,
+) -> None:
+    """Show what a role needs, as SQL, or give it to the role.
+
+    A producer cannot read payloads, a consumer cannot produce, an operator cannot register or destroy streams. A
+    manager becomes a member of the owner of the tables.
+
+    JSON: an array of the statements.
+    """
+    with session.client() as client:
+        system = client.system
+        statements = system.grant(role, as_=kind) if apply else system.grants(role, as_=kind)
+    if session.as_json:
+        render.print_json(statements)
+    else:
+        for statement in statements:
+            print(f"{statement};")
 
 
 def _show_steps(session: Session, steps: Sequence[MigrationStep]) -> None:

@@ -36,6 +36,7 @@ def register_stream(schema: str, *, name: str, options: StreamOptions, codec: Co
         for step in migration.pending(migration.shipped(), [], [NamedStream(info.id, name)]):
             if step.migration.scope == "stream":
                 yield from apply_step(schema, step)
+        yield from ask(statements.grant_family(Family(schema, info.id)))
         yield from _log_stream(schema, info, "registered")
     else:
         info = yield from _update_stream(schema, name=name, options=options)

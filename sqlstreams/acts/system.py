@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqlstreams import migration, statements
-from sqlstreams.errors import NotInstalled
+from sqlstreams.errors import NotFound, NotInstalled
 from sqlstreams.model import (
     MigrationStep,
     ServerStatus,
@@ -84,6 +84,18 @@ def show_server(schema: str) -> Act[ServerStatus]:
     privileges = (yield from ask(statements.show_privileges(schema)))[0] if installed else None
     prepared = yield from ask(statements.list_prepared(schema))
     return ServerStatus(settings=settings, privileges=privileges, prepared=tuple(prepared))
+
+
+def list_grants(schema: str, *, role: str, kind: str) -> Act[list[str]]:
+    """Read the statements that make a role one of a kind."""
+    return (yield from ask(statements.list_grants(schema, role=role, kind=kind)))
+
+
+def grant_role(schema: str, *, role: str, kind: str) -> Act[list[str]]:
+    """Make a role one of a kind, for the streams there are and those to come; return what was done."""
+    if not (yield from ask(statements.role_exists(schema, role=role)))[0]:
+        raise NotFound("role", role)
+    return (yield from ask(statements.grant_role(schema, role=role, kind=kind)))
 
 
 def _no_streams() -> Act[list[NamedStream]]:

@@ -11,6 +11,7 @@ from sqlstreams.model import (
     ServerStatus,
     SystemStatus,
 )
+from sqlstreams.options import ROLE_KINDS, check_choice, check_role
 
 if TYPE_CHECKING:
     from sqlstreams.client.client import Client
@@ -45,3 +46,24 @@ class System:
     def server(self) -> ServerStatus:
         """Return what the server says of itself and of our role. Works on an empty database."""
         return self._client._database.run(lambda: acts.show_server(self._client._address.schema))
+
+    def grants(self, role: str, *, as_: str) -> list[str]:
+        """Return the statements that give a role what it needs as a "producer", "consumer", "operator" or "manager".
+
+        A producer cannot read payloads, a consumer cannot produce, an operator cannot register or destroy streams; a
+        manager becomes a member of the owner of the tables, since only that one may drop partitions.
+        """
+        check_role("role", role)
+        check_choice("as_", as_, ROLE_KINDS)
+        schema = self._client._address.schema
+        return self._client._run(lambda: acts.list_grants(schema, role=role, kind=as_))
+
+    def grant(self, role: str, *, as_: str) -> list[str]:
+        """Carry out what `grants` returns, and the same for every stream that is registered later; return it.
+
+        Raises `NotFound` for a role that the server does not have.
+        """
+        check_role("role", role)
+        check_choice("as_", as_, ROLE_KINDS)
+        schema = self._client._address.schema
+        return self._client._run(lambda: acts.grant_role(schema, role=role, kind=as_))

@@ -70,6 +70,24 @@ select '-1/' || transaction as transaction, null::int as pid, null::text as appl
  where database = current_database()
  order by prepared
 
+-- name: list_grants
+-- Read the statements that make a role a producer, consumer, operator or manager.
+select statement
+  from {schema}.role_grants(%(role)s, %(kind)s) as statement
+
+-- name: grant_role
+-- Carry those statements out, and have streams to come do the same; returns them.
+select statement
+  from {schema}.grant_role(%(role)s, %(kind)s) as statement
+
+-- name: role_exists
+-- Say whether the server has a role.
+select exists (select from pg_roles where rolname = %(role)s) as is_there
+
+-- name: grant_family
+-- Give roles that were granted something the same of a stream that was just made.
+select {schema}.grant_family({stream}) is null as done
+
 -- name: show_privileges
 -- Read what this role may do with the installation.
 select has_schema_privilege(%(schema)s, 'USAGE') as may_use,

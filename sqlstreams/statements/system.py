@@ -14,10 +14,12 @@ from sqlstreams.model import (
 )
 from sqlstreams.statements.statement import (
     Columns,
+    Family,
     Nothing,
     Statement,
     columns,
     nothing,
+    of_family,
     of_system,
 )
 
@@ -106,3 +108,19 @@ def list_prepared(schema: str) -> Statement[Holder]:
 
 def show_privileges(schema: str) -> Statement[Privileges]:
     return of_system("show_privileges", schema, Privileges, {"schema": schema})
+
+
+def list_grants(schema: str, *, role: str, kind: str) -> Statement[str]:
+    return of_system("list_grants", schema, str, {"role": role, "kind": kind})
+
+
+def grant_role(schema: str, *, role: str, kind: str) -> Statement[str]:
+    return of_system("grant_role", schema, str, {"role": role, "kind": kind})
+
+
+def role_exists(schema: str, *, role: str) -> Statement[bool]:
+    return of_system("role_exists", schema, bool, {"role": role})
+
+
+def grant_family(family: Family) -> Statement[Nothing]:
+    return of_family("grant_family", family, nothing)

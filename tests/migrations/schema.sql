@@ -499,6 +499,15 @@ CREATE UNIQUE INDEX reclaim_log_pkey ON sqlstreams.reclaim_log USING btree (id)
 
 sequence reclaim_log_id_seq as bigint start 1 increment 1 cache 1
 
+table role_grant
+    role_name text not null
+    kind text not null
+    granted_by text not null default SESSION_USER
+    granted_at timestamp with time zone not null default now()
+    constraint role_grant_kind_check CHECK ((kind = ANY (ARRAY['producer'::text, 'consumer'::text, 'operator'::text, 'manager'::text])))
+    constraint role_grant_pkey PRIMARY KEY (role_name, kind)
+CREATE UNIQUE INDEX role_grant_pkey ON sqlstreams.role_grant USING btree (role_name, kind)
+
 table schedule_config
     id bigint not null generated always as identity
     name text not null
@@ -932,6 +941,8 @@ $function$
 CREATE OR REPLACE FUNCTION sqlstreams.extend_log(of_stream bigint, through_id bigint)
  RETURNS bigint
  LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
  SET lock_timeout TO '5s'
 AS $function$
 declare
@@ -946,6 +957,8 @@ begin
     perform pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(parent, 0));
     select partition_rows into strict size from "sqlstreams".stream_config where id = of_stream;
     edge := "sqlstreams".log_edge(of_stream);
+    execute pg_catalog.format('select least($1, last_value + greatest(10000000, 10 * $2)) from %s', parent || '_id')
+       into through_id using through_id, size;
     while edge <= through_id loop
         part := pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || of_stream || '_from_' || edge);
         execute pg_catalog.format(
@@ -959,6 +972,26 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION sqlstreams.family_grants(kind text, of_stream bigint)
+ RETURNS SETOF text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    select format('grant %s on %s %I.%I to ', g.privileges, g.type, 'sqlstreams', format(g.object, of_stream))
+      from (values
+            ('{producer,operator}'::text[], 'insert, select (id)', 'table', 'message_log_%s'),
+            ('{producer,operator}', 'usage, select', 'sequence', 'message_log_%s_id'),
+            ('{producer,operator}', 'select, insert, update', 'table', 'compaction_head_%s'),
+            ('{producer,operator}', 'select, insert, update', 'table', 'idempotency_key_%s'),
+            ('{consumer,operator}', 'select', 'table', 'message_log_%s'),
+            ('{consumer}', 'select', 'table', 'compaction_head_%s'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'exception_queue_%s'),
+            ('{consumer,operator}', 'select, insert', 'table', 'delivery_log_%s')
+           ) as g (kinds, privileges, type, object)
+     where family_grants.kind = any(g.kinds)
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.find_stream(stream text, OUT id bigint, OUT max_payload integer)
  RETURNS record
  LANGUAGE plpgsql
@@ -970,6 +1003,42 @@ begin
         raise exception 'there is no stream named %', pg_catalog.quote_nullable(stream)
             using errcode = 'SS012', hint = 'sqlstreams explain SQL0012';
     end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.grant_family(of_stream bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+declare
+    statement text;
+begin
+    for statement in
+        select f || pg_catalog.quote_ident(g.role_name)
+          from "sqlstreams".role_grant g
+          join pg_catalog.pg_roles r on r.rolname = g.role_name
+         cross join "sqlstreams".family_grants(g.kind, of_stream) as f
+         order by 1
+    loop
+        execute statement;
+    end loop;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.grant_role(role_name text, kind text)
+ RETURNS SETOF text
+ LANGUAGE plpgsql
+AS $function$
+declare
+    statement text;
+begin
+    for statement in select g from "sqlstreams".role_grants(role_name, kind) as g loop
+        execute statement;
+        return next statement;
+    end loop;
+    insert into "sqlstreams".role_grant (role_name, kind)
+    values (grant_role.role_name, grant_role.kind)
+    on conflict on constraint role_grant_pkey do nothing;
 end
 $function$
 
@@ -1333,6 +1402,28 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION sqlstreams.role_grants(role_name text, kind text)
+ RETURNS SETOF text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    select format('grant usage on schema %I to %I', 'sqlstreams', role_name)
+     where role_grants.kind <> 'manager'
+     union all
+    select format('grant %I to %I', pg_get_userbyid(n.nspowner), role_name)
+      from pg_namespace n
+     where role_grants.kind = 'manager'
+       and n.nspname = 'sqlstreams'
+     union all
+    select statement || quote_ident(role_name)
+      from "sqlstreams".shared_grants(role_grants.kind) as statement
+     union all
+    select statement || quote_ident(role_name)
+      from (select id from "sqlstreams".stream_config order by id) as s,
+           "sqlstreams".family_grants(role_grants.kind, s.id) as statement
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.settled_position(of_stream bigint, at timestamp with time zone, head bigint, held_for interval)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -1358,6 +1449,38 @@ begin
     end if;
     return coalesce(missing - 1, place);
 end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.shared_grants(kind text)
+ RETURNS SETOF text
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    select format('grant %s on %s %I.%s to ', g.privileges, g.type, 'sqlstreams', g.object)
+      from (values
+            ('{producer,consumer,operator}'::text[], 'select', 'table', 'migration_log'),
+            ('{producer,consumer,operator}', 'select', 'table', 'stream_config'),
+            ('{producer,consumer,operator}', 'select, insert', 'table', 'payload_schema'),
+            -- What messages of one key may do; a lock on the stream needs it too.
+            ('{producer,consumer,operator}', 'update (keyed)', 'table', 'stream_config'),
+            ('{producer,operator}', 'execute', 'function', 'extend_log(bigint, bigint)'),
+            ('{consumer}', 'select, insert, update', 'table', 'consumer_group_config'),
+            ('{consumer}', 'select, insert, update', 'table', 'consumer_group_cursor'),
+            ('{consumer}', 'select, insert', 'table', 'consumer_group_config_log'),
+            ('{consumer}', 'select, insert', 'table', 'reclaim_log'),
+            ('{consumer}', 'select, insert', 'table', 'position_log'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'consumer_instance'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'binding_declaration'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'claim_lease'),
+            ('{consumer,operator}', 'select, insert, update, delete', 'table', 'message_key_lease'),
+            ('{consumer}', 'select', 'table', 'consumer_group_status'),
+            ('{consumer}', 'select', 'table', 'dead_letters')
+           ) as g (kinds, privileges, type, object)
+     where shared_grants.kind = any(g.kinds)
+     union all
+    select format('grant select, insert, update on all tables in schema %I to ', 'sqlstreams')
+     where shared_grants.kind = 'operator'
 $function$
 
 CREATE OR REPLACE FUNCTION sqlstreams.take_idempotency_keys(of_stream bigint, payloads json[], idempotency_keys text[], place text)
