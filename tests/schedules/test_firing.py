@@ -57,6 +57,22 @@ async def test_a_slot_is_a_message_a_fire_and_the_next_slot(database_url: str) -
     assert (status.due_at, status.consecutive_failures, status.fires) == (slot + MINUTE, 0, 1)
 
 
+@pytest.mark.parametrize("payload", ['{"region":"eu"}', '{"region":"us"}'])
+async def test_a_message_that_is_there_under_the_key_of_a_slot_is_the_message_of_that_slot(
+    database_url: str, payload: str
+) -> None:
+    register(database_url, "* * * * *")
+    slot = last_minute(database_url)
+    back_date(database_url, slot)
+    key = f"schedule:1:{slot.isoformat()}"
+    query(database_url, "select sqlstreams.produce('runs', %s, idempotency_key => %s)", [payload, key])
+    async with AsyncClient(database_url, manager=False) as client:
+        await duty(client).run_once()
+        (fire,) = await client.scheduler("nightly").fires()
+    assert (fire.scheduled_for, fire.message_id) == (slot, 1)
+    assert len(messages(database_url)) == 1
+
+
 async def test_a_handler_knows_its_slot_and_what_the_schedule_asks_for(database_url: str) -> None:
     register(database_url, "* * * * *", timeout=timedelta(seconds=7))
     slot = last_minute(database_url)
