@@ -88,20 +88,20 @@ update {schema}.deadline_config
 
 -- name: get_deadline
 -- Read one deadline.
-select d.id, d.name, s.name as stream, d.stream_id, d.table_schema, d.table_name, d.key_column, d.key_type,
-       d.deadline_column, d.state_column, d.from_state, d.to_state, d.batch, d.payload_columns, d.mode,
-       d.only_rows::text as only_rows, d.schema_version, d.fingerprint, d.suspended_at, d.revision, d.created_at,
-       d.updated_at
+select d.id, d.name, s.name as stream, d.stream_id, format('%%I.%%I', d.table_schema, d.table_name) as shown_table,
+       d.table_schema, d.table_name, d.key_column, d.key_type, d.deadline_column, d.state_column, d.from_state,
+       d.to_state, d.batch, d.payload_columns, d.mode, d.only_rows::text as only_rows, d.schema_version, d.fingerprint,
+       d.suspended_at, d.revision, d.created_at, d.updated_at
   from {schema}.deadline_config d
   join {schema}.stream_config s on s.id = d.stream_id
  where d.name = %(name)s
 
 -- name: lock_deadline
 -- Read one deadline, and keep others from changing it. Those that move rows by it do not keep us.
-select d.id, d.name, s.name as stream, d.stream_id, d.table_schema, d.table_name, d.key_column, d.key_type,
-       d.deadline_column, d.state_column, d.from_state, d.to_state, d.batch, d.payload_columns, d.mode,
-       d.only_rows::text as only_rows, d.schema_version, d.fingerprint, d.suspended_at, d.revision, d.created_at,
-       d.updated_at
+select d.id, d.name, s.name as stream, d.stream_id, format('%%I.%%I', d.table_schema, d.table_name) as shown_table,
+       d.table_schema, d.table_name, d.key_column, d.key_type, d.deadline_column, d.state_column, d.from_state,
+       d.to_state, d.batch, d.payload_columns, d.mode, d.only_rows::text as only_rows, d.schema_version, d.fingerprint,
+       d.suspended_at, d.revision, d.created_at, d.updated_at
   from {schema}.deadline_config d
   join {schema}.stream_config s on s.id = d.stream_id
  where d.name = %(name)s
@@ -109,10 +109,10 @@ select d.id, d.name, s.name as stream, d.stream_id, d.table_schema, d.table_name
 
 -- name: list_deadlines
 -- Read every deadline, or those of one stream, by name.
-select d.id, d.name, s.name as stream, d.stream_id, d.table_schema, d.table_name, d.key_column, d.key_type,
-       d.deadline_column, d.state_column, d.from_state, d.to_state, d.batch, d.payload_columns, d.mode,
-       d.only_rows::text as only_rows, d.schema_version, d.fingerprint, d.suspended_at, d.revision, d.created_at,
-       d.updated_at
+select d.id, d.name, s.name as stream, d.stream_id, format('%%I.%%I', d.table_schema, d.table_name) as shown_table,
+       d.table_schema, d.table_name, d.key_column, d.key_type, d.deadline_column, d.state_column, d.from_state,
+       d.to_state, d.batch, d.payload_columns, d.mode, d.only_rows::text as only_rows, d.schema_version, d.fingerprint,
+       d.suspended_at, d.revision, d.created_at, d.updated_at
   from {schema}.deadline_config d
   join {schema}.stream_config s on s.id = d.stream_id
  where s.id = %(stream_id)s::bigint

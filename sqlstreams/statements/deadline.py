@@ -212,7 +212,9 @@ def _only(text: str) -> dict[str, str]:
     return msgspec.json.decode(text, type=dict[str, str])
 
 
-def _stored(deadline_id: int, name: str, stream: str, stream_id: int, *columns: Any) -> StoredDeadline:
+def _stored(
+    deadline_id: int, name: str, stream: str, stream_id: int, shown_table: str, *columns: Any
+) -> StoredDeadline:
     table_schema, table_name, key, key_type, deadline, state, from_state, to_state, batch, chosen, mode, only, *rest = (
         columns
     )
@@ -221,7 +223,7 @@ def _stored(deadline_id: int, name: str, stream: str, stream_id: int, *columns: 
         deadline_id,
         name,
         stream,
-        rows.table,
+        shown_table,
         key,
         deadline,
         state,

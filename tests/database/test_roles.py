@@ -111,10 +111,29 @@ def test_an_operator_can_do_all_but_register_and_destroy_streams(database_url: s
         assert stream.status().head == 1
         client.manager.suspend("statistics")
         client.scheduler("nightly").register("notes", "0 2 * * *", Note("now")).suspend()
+        _declare_deadline(database_url, client)
         for refused in (stream.destroy, client.stream("new").register):
             with pytest.raises(pg.InsufficientPrivilege):
                 refused()
     assert stored(database_url) == ["a"]
+
+
+def _declare_deadline(database_url: str, client: Client) -> None:
+    ask(database_url, "create table bills (id bigint primary key, due_at timestamptz, state text)")
+    ask(database_url, "grant select on bills to public")
+    for batch in (10, 20):
+        client.deadline("overdue").register(
+            "notes",
+            table="bills",
+            key="id",
+            deadline="due_at",
+            state="state",
+            from_state="open",
+            to_state="overdue",
+            batch=batch,
+        )
+    client.deadline("overdue").observe()
+    assert client.deadline("overdue").status().due == 0
 
 
 async def test_a_manager_does_the_duties(database_url: str, role: str) -> None:

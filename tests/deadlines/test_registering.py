@@ -224,7 +224,7 @@ async def test_the_newest_declaration_wins_but_leaves_alone_what_operators_say(u
     info = await client.deadline("expiry").get()
     assert info is not None
     assert (info.batch, info.mode, info.only, info.revision) == (7, "active", {"region": "eu"}, 3)
-    assert (info.table, info.key) == ('"public"."reservations"', "id")
+    assert (info.table, info.key) == ("public.reservations", "id")
     edits = await client.deadline("expiry").edits()
     assert [(edit.action, edit.config["batch"]) for edit in edits] == [
         ("changed", 7),

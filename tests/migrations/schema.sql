@@ -1474,6 +1474,7 @@ AS $function$
             ('{consumer,operator}', 'select, insert, update, delete', 'table', 'binding_declaration'),
             ('{consumer,operator}', 'select, insert, update, delete', 'table', 'claim_lease'),
             ('{consumer,operator}', 'select, insert, update, delete', 'table', 'message_key_lease'),
+            ('{operator}', 'delete', 'table', 'deadline_aside'),
             ('{consumer}', 'select', 'table', 'consumer_group_status'),
             ('{consumer}', 'select', 'table', 'dead_letters')
            ) as g (kinds, privileges, type, object)
