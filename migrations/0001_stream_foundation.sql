@@ -45,7 +45,8 @@ create index idempotency_key_{stream}_expires on {schema}.idempotency_key_{strea
 create table {schema}.exception_queue_{stream} (
     group_id        bigint not null,
     message_id      bigint not null,
-    state           text not null check (state in ('ready', 'inflight', 'deferred', 'unread', 'dead', 'superseded')),
+    state           text not null check (state in ('waiting', 'ready', 'inflight', 'deferred', 'unread', 'dead', 'superseded',
+                                                     'cancelled')),
     failures        integer not null default 0,
     delays          integer not null default 0,
     can_run_after   timestamptz not null,
@@ -67,12 +68,17 @@ create table {schema}.exception_queue_{stream} (
 ) with (fillfactor = 70);
 create index exception_queue_{stream}_due on {schema}.exception_queue_{stream} (group_id, can_run_after)
  where state = 'ready';
+create index exception_queue_{stream}_waiting on {schema}.exception_queue_{stream} (group_id, can_run_after)
+ where state = 'waiting';
 create index exception_queue_{stream}_inflight on {schema}.exception_queue_{stream} (group_id, instance_id)
  where state = 'inflight';
+-- What waits until it is due is in the way of others only in order.
 create index exception_queue_{stream}_keys on {schema}.exception_queue_{stream} (group_id, message_key, message_id)
- where concurrency is not null and state in ('ready', 'inflight', 'deferred', 'unread');
+ where concurrency is not null
+   and (state in ('ready', 'inflight', 'deferred', 'unread') or state = 'waiting' and concurrency = 'ordered');
 create index exception_queue_{stream}_open on {schema}.exception_queue_{stream} (group_id, message_key)
- where concurrency is not null and state in ('ready', 'inflight', 'unread');
+ where concurrency is not null
+   and (state in ('ready', 'inflight', 'unread') or state = 'waiting' and concurrency = 'ordered');
 create index exception_queue_{stream}_unread on {schema}.exception_queue_{stream} (group_id, schema_version)
  where state = 'unread';
 create index exception_queue_{stream}_dead on {schema}.exception_queue_{stream} (group_id, message_id)

@@ -386,6 +386,18 @@ begin
 end
 $sqlstreams$;
 
+-- When a message is to be delivered, by the clock of this server; null when its options say nothing of that, or something
+-- that this library did not write.
+create function {schema}.due_at(options json, created_at timestamptz) returns timestamptz
+language plpgsql stable as $sqlstreams$
+begin
+    return coalesce((options ->> 'deliver_at')::timestamptz,
+                    created_at + make_interval(secs => (options ->> 'delay')::double precision));
+exception when data_exception then
+    return null;
+end
+$sqlstreams$;
+
 -- The upper edge (exclusive) of a stream's log: the first id that has no partition yet.
 create function {schema}.log_edge(of_stream bigint) returns bigint
 language sql stable as $sqlstreams$
@@ -482,7 +494,9 @@ language sql stable set search_path = pg_catalog, pg_temp as $sqlstreams$
             ('{producer,operator}', 'select, insert, update', 'table', 'compaction_head_%s'),
             ('{producer,operator}', 'select, insert, update', 'table', 'idempotency_key_%s'),
             ('{consumer,operator}', 'select', 'table', 'message_log_%s'),
-            ('{consumer}', 'select', 'table', 'compaction_head_%s'),
+            -- Messages for later are locked against their cancellation, and count for their key from their delivery on.
+            ('{consumer,operator}', 'update (options)', 'table', 'message_log_%s'),
+            ('{consumer}', 'select, insert, update', 'table', 'compaction_head_%s'),
             ('{consumer,operator}', 'select, insert, update, delete', 'table', 'exception_queue_%s'),
             ('{consumer,operator}', 'select, insert', 'table', 'delivery_log_%s')
            ) as g (kinds, privileges, type, object)
@@ -656,6 +670,7 @@ begin
         '  join %1$I.consumer_group_cursor c on c.group_id = g.id'
         ' cross join lateral (select least(c.claimed + 1,'
         '           (select min(resolved) + 1 from %1$I.claim_lease where group_id = g.id),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''waiting''),'
         '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''ready''),'
         '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''inflight''),'
         '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''unread''),'
@@ -692,14 +707,17 @@ $sqlstreams$;
 -- cost no time. A bitmap would be made of all of them first.
 create function {schema}.group_backlog(
     of_stream bigint, of_group bigint, committed bigint,
-    out lag_time interval, out ready bigint, out inflight bigint, out deferred bigint, out unread bigint,
-    out dead bigint, out superseded bigint)
+    out lag_time interval, out waiting bigint, out next_due_at timestamptz, out ready bigint, out inflight bigint,
+    out deferred bigint, out unread bigint, out dead bigint, out superseded bigint)
 language plpgsql stable set enable_bitmapscan = off as $sqlstreams$
 begin
     execute pg_catalog.format('select clock_timestamp() - created_at from %I.%I where id > $1 order by id limit 1',
         {schema_literal}, 'message_log_' || of_stream) into lag_time using committed;
     execute pg_catalog.format(
-        'select (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''ready'''
+        'select (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''waiting'''
+        '                               order by can_run_after limit 100000) as e),'
+        '       (select min(can_run_after) from %1$I.%2$I where group_id = $1 and state = ''waiting''),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''ready'''
         '                               order by can_run_after limit 100000) as e),'
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''inflight'''
         '                               order by instance_id limit 100000) as e),'
@@ -712,7 +730,7 @@ begin
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''superseded'''
         '                               order by message_id limit 100000) as e)',
         {schema_literal}, 'exception_queue_' || of_stream)
-       into ready, inflight, deferred, unread, dead, superseded
+       into waiting, next_due_at, ready, inflight, deferred, unread, dead, superseded
       using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end
@@ -850,6 +868,8 @@ select s.name as stream,
        b.lag_time,
        l.leases,
        l.processes,
+       b.waiting,
+       b.next_due_at,
        b.ready,
        b.inflight,
        b.deferred,
@@ -966,7 +986,9 @@ comment on column {schema}.consumer_group_status.lag is 'ids between committed a
 comment on column {schema}.consumer_group_status.lag_time is 'how long ago the first message behind committed was produced';
 comment on column {schema}.consumer_group_status.leases is 'ranges that are leased to processes or free to be taken over';
 comment on column {schema}.consumer_group_status.processes is 'how many processes hold one';
-comment on column {schema}.consumer_group_status.ready is 'failed or delayed messages that wait for their next delivery; this and the next five count up to 100,000';
+comment on column {schema}.consumer_group_status.waiting is 'messages that were produced for later and are not due; this and the next six count up to 100,000';
+comment on column {schema}.consumer_group_status.next_due_at is 'when the first of them is due';
+comment on column {schema}.consumer_group_status.ready is 'failed or delayed messages that wait for their next delivery';
 comment on column {schema}.consumer_group_status.inflight is 'such messages that are being delivered';
 comment on column {schema}.consumer_group_status.deferred is 'messages that wait for an earlier one of their key';
 comment on column {schema}.consumer_group_status.unread is 'messages of a schema version that no process could read so far';
@@ -1056,7 +1078,8 @@ create function {schema}.produce(
     stream text, payload json, message_key text default null, routing_key text default null, headers json default null,
     compaction_rank bigint default null, concurrency text default null, timeout interval default null,
     max_retries integer default null, max_delays integer default null, retry_base interval default null,
-    retry_exponent double precision default null, retry_cap interval default null, idempotency_key text default null)
+    retry_exponent double precision default null, retry_cap interval default null, idempotency_key text default null,
+    deliver_at timestamptz default null, delay interval default null)
 returns bigint
 language plpgsql as $sqlstreams$
 declare
@@ -1071,11 +1094,12 @@ begin
         payload, message_key, routing_key, headers, compaction_rank, idempotency_key, config.max_payload, '');
     perform {schema}.check_delivery(
         message_key, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap, '');
+    perform {schema}.check_due(deliver_at, delay, '');
     if concurrency in ('exclusive', 'ordered') then
         update {schema}.stream_config c set keyed = true where c.id = config.id and not c.keyed;
     end if;
     options := {schema}.message_options(
-        headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap);
+        headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap, deliver_at, delay);
     if compaction_rank is null and idempotency_key is null then
         -- As append_messages does it, and half again as fast for one message (benchmarks/produce.py).
         log := pg_catalog.format('%I.%I', {schema_literal}, 'message_log_' || config.id);
@@ -1100,9 +1124,10 @@ create function {schema}.produce_many(stream text, messages json) returns setof 
 language plpgsql as $sqlstreams$
 declare
     names  constant text[] := array['payload', 'message_key', 'routing_key', 'headers', 'compaction_rank', 'concurrency',
-        'timeout', 'max_retries', 'max_delays', 'retry_base', 'retry_exponent', 'retry_cap', 'idempotency_key'];
+        'timeout', 'max_retries', 'max_delays', 'retry_base', 'retry_exponent', 'retry_cap', 'idempotency_key',
+        'deliver_at', 'delay'];
     texts  constant text[] := array['message_key', 'routing_key', 'concurrency', 'timeout', 'retry_base', 'retry_cap',
-        'idempotency_key'];
+        'idempotency_key', 'deliver_at', 'delay'];
     config            record;
     member            record;
     message           json;
@@ -1142,6 +1167,8 @@ begin
                         pg_catalog.array_to_string(names, ', '));
                 elsif member.key = any(texts) and member.kind not in ('string', 'null') then
                     problem := pg_catalog.format('%s%s must be a text, got a JSON %s', place, member.key, member.kind);
+                elsif member.key = 'deliver_at' and message ->> 'deliver_at' !~ '(Z|[+-][0-9]{2}(:?[0-9]{2})?)$' then
+                    problem := pg_catalog.format('%sdeliver_at must have a zone, got %s', place, message -> 'deliver_at');
                 end if;
                 exit when problem is not null;
             end loop;
@@ -1151,20 +1178,22 @@ begin
               from pg_catalog.json_to_record(message) as r (
                    message_key text, routing_key text, headers json, compaction_rank bigint, concurrency text,
                    timeout interval, max_retries integer, max_delays integer, retry_base interval,
-                   retry_exponent double precision, retry_cap interval, idempotency_key text);
+                   retry_exponent double precision, retry_cap interval, idempotency_key text,
+                   deliver_at timestamptz, delay interval);
             perform {schema}.check_message(
                 message -> 'payload', m.message_key, m.routing_key, m.headers, m.compaction_rank, m.idempotency_key,
                 config.max_payload, place);
             perform {schema}.check_delivery(
                 m.message_key, m.concurrency, m.timeout, m.max_retries, m.max_delays, m.retry_base, m.retry_exponent,
                 m.retry_cap, place);
+            perform {schema}.check_due(m.deliver_at, m.delay, place);
             keyed := keyed or coalesce(m.concurrency in ('exclusive', 'ordered'), false);
             payloads[n] := message -> 'payload';
             message_keys[n] := m.message_key;
             routing_keys[n] := m.routing_key;
             options[n] := {schema}.message_options(
                 m.headers, m.concurrency, m.timeout, m.max_retries, m.max_delays, m.retry_base, m.retry_exponent,
-                m.retry_cap);
+                m.retry_cap, m.deliver_at, m.delay);
             compaction_ranks[n] := m.compaction_rank;
             idempotency_keys[n] := m.idempotency_key;
         end loop;
@@ -1200,10 +1229,13 @@ $sqlstreams$;
 -- What the library writes of a message, without blanks: it looks for the word before it reads. Null for nothing.
 create function {schema}.message_options(
     headers json, concurrency text, timeout interval, max_retries integer, max_delays integer, retry_base interval,
-    retry_exponent double precision, retry_cap interval) returns json
+    retry_exponent double precision, retry_cap interval, deliver_at timestamptz, delay interval) returns json
 language plpgsql immutable as $sqlstreams$
+declare
+    seconds constant numeric := nullif(extract(epoch from delay), 0);
 begin
-    if pg_catalog.num_nonnulls(headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap) = 0
+    if pg_catalog.num_nonnulls(headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap,
+        deliver_at, seconds) = 0
     then
         return null;
     end if;
@@ -1215,7 +1247,9 @@ begin
         'max_delays', max_delays,
         'retry_base', 'PT' || extract(epoch from retry_base) || 'S',
         'retry_exponent', retry_exponent,
-        'retry_cap', 'PT' || extract(epoch from retry_cap) || 'S'));
+        'retry_cap', 'PT' || extract(epoch from retry_cap) || 'S',
+        'deliver_at', pg_catalog.to_char(deliver_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+        'delay', seconds));
 end
 $sqlstreams$;
 
@@ -1269,17 +1303,19 @@ begin
           using idempotency_keys, ids, known;
     end if;
     if exists (select from pg_catalog.unnest(compaction_ranks) r where r is not null) then
+        -- What is for later counts when it is delivered.
         execute pg_catalog.format(
             'insert into %I.%I as h (message_key, schema_version, rank, id)'
             ' select m.key, 1, (max(array[m.rank, m.id]))[1], (max(array[m.rank, m.id]))[2]'
-            '   from unnest($1, $2, $3, $4) as m (key, rank, id, known)'
+            '   from unnest($1, $2, $3, $4, $5) as m (key, rank, id, known, options)'
             '  where m.rank is not null and m.known is null'
+            '    and coalesce(m.options ->> ''deliver_at'', m.options ->> ''delay'') is null'
             '  group by m.key order by m.key collate "C"'
             ' on conflict (message_key) do update'
             '    set schema_version = excluded.schema_version, rank = excluded.rank, id = excluded.id'
             '  where (h.schema_version, h.rank, h.id) < (excluded.schema_version, excluded.rank, excluded.id)',
             {schema_literal}, 'compaction_head_' || of_stream)
-          using message_keys, compaction_ranks, ids, known;
+          using message_keys, compaction_ranks, ids, known, options;
     end if;
     return ids;
 end
@@ -1426,6 +1462,31 @@ begin
     elsif retry_cap not between interval '0' and longest then
         field := 'retry_cap';
         problem := pg_catalog.format('must be between 0 and %s, got %s', longest, retry_cap);
+    end if;
+    if field is not null then
+        raise exception '% %', place || field, problem
+            using errcode = 'SS010', column = field, hint = 'sqlstreams explain SQL0010';
+    end if;
+end
+$sqlstreams$;
+
+-- Refuse what the clients refuse of when a message is to be delivered.
+create function {schema}.check_due(deliver_at timestamptz, delay interval, place text) returns void
+language plpgsql immutable as $sqlstreams$
+declare
+    longest constant interval := interval '3650 days';
+    field   text;
+    problem text;
+begin
+    if deliver_at is not null and delay is not null then
+        field := 'delay';
+        problem := 'goes without deliver_at';
+    elsif deliver_at not between timestamptz '0001-01-01 00:00:00Z' and timestamptz '9999-12-31 23:59:59.999999Z' then
+        field := 'deliver_at';
+        problem := pg_catalog.format('must be in the years 1 to 9999, got %s', deliver_at);
+    elsif delay not between interval '0' and longest then
+        field := 'delay';
+        problem := pg_catalog.format('must be between 0 and %s, got %s', longest, delay);
     end if;
     if field is not null then
         raise exception '% %', place || field, problem

@@ -42,6 +42,7 @@ from sqlstreams.model import (
     BindingDeclaration,
     BindingPreview,
     BlockedKey,
+    Cancellation,
     ConsumerStats,
     DeadLetter,
     DeadLetterDetail,
@@ -89,6 +90,7 @@ from sqlstreams.model import (
     SystemStatus,
     UnreadVersion,
     VersionUse,
+    WaitingMessage,
 )
 from sqlstreams.options import DeliveryLimits
 
@@ -108,6 +110,7 @@ __all__ = [
     "BindingPreview",
     "BlockedKey",
     "BrokerUnavailable",
+    "Cancellation",
     "Client",
     "Consumer",
     "ConsumerStats",
@@ -183,6 +186,7 @@ __all__ = [
     "Terminal",
     "UnreadVersion",
     "VersionUse",
+    "WaitingMessage",
     "explain",
     "meta",
     "metas",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
@@ -136,6 +136,8 @@ def encode_options(
     headers: Mapping[str, str] | None,
     delivery: DeliveryOptions = ASKS_NOTHING,
     scheduled_at: datetime | None = None,
+    deliver_at: datetime | None = None,
+    delay: timedelta | None = None,
 ) -> bytes | None:
     """Return the stored form of a message's options, or None when there are none."""
     options: dict[str, object] = {}
@@ -145,6 +147,10 @@ def encode_options(
         options |= msgspec.to_builtins(delivery)
     if scheduled_at is not None:
         options["scheduled_at"] = scheduled_at.astimezone(UTC)
+    if deliver_at is not None:
+        options["deliver_at"] = deliver_at
+    if delay:
+        options["delay"] = delay.total_seconds()
     return _ENCODER.encode(options) if options else None
 
 

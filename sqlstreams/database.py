@@ -443,7 +443,7 @@ async def _aexecute_together(
         ]
         await connection.execute("commit")
     return [
-        [statement.row(*row) for row in await cursor.fetchall()]
+        [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []
         for statement, cursor in zip(statements, cursors, strict=True)
     ]
 

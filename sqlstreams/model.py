@@ -27,8 +27,10 @@ class Message(Struct, Generic[PayloadT], frozen=True):
     overrides what the groups say of messages with the same key. With a `compaction_rank` the message takes part in
     compaction: of a key the message with the greatest schema version, then rank, then id counts, and those before it
     that no handler has begun are not delivered any more. Of messages with the same `idempotency_key`, text of 1 to 512
-    bytes, only the first is appended (see `Producer.produce`). The other options override what the groups say of how
-    long a delivery may take, and of how often and when the message comes again. See `AsyncConsumer.register`.
+    bytes, only the first is appended (see `Producer.produce`). `deliver_at`, an aware datetime, or `delay` keeps the
+    message from being delivered before then, by the server's clock; until then it supersedes nothing. The other options
+    override what the groups say of how long a delivery may take, and of how often and when the message comes again. See
+    `AsyncConsumer.register`.
     """
 
     payload: PayloadT
@@ -37,6 +39,8 @@ class Message(Struct, Generic[PayloadT], frozen=True):
     headers: Mapping[str, str] | None = None
     concurrency: str | None = None
     compaction_rank: int | None = None
+    deliver_at: datetime | None = None
+    delay: timedelta | None = None
     idempotency_key: str | None = None
     timeout: timedelta | None = None
     max_retries: int | None = None
@@ -257,10 +261,11 @@ class GroupStatus(Struct, frozen=True):
 
     `claimed` is the last id handed to a process, `committed` the id up to which everything was handled. `lag` is how
     many ids lie between `committed` and `head` (ids that were rolled back count until they are passed), `lag_time`
-    how long ago the oldest of them was produced. `ready`, `inflight`, `deferred` (waiting for their key), `unread`
-    (waiting for a process that reads their schema version), `dead` and `superseded` (never delivered, since a greater
-    one of their key came first) count the exception queue, each up to 100,000. `lost` counts messages that retention
-    removed before the group had done them. `holders` are the open transactions that hold back the next claim now.
+    how long ago the oldest of them was produced. `waiting` (produced for later, the first at `next_due_at`), `ready`
+    (again after a failure or delay), `inflight`, `deferred` (waiting for their key), `unread` (waiting for a process
+    that reads their schema version), `dead` and `superseded` (never delivered, since a greater one of their key came
+    first) count the exception queue, each up to 100,000. `lost` counts messages that retention removed before the
+    group had done them. `holders` are the open transactions that hold back the next claim now.
     """
 
     stream: str
@@ -273,6 +278,8 @@ class GroupStatus(Struct, frozen=True):
     lag_time: timedelta
     leases: int
     processes: int
+    waiting: int
+    next_due_at: datetime | None
     ready: int
     inflight: int
     deferred: int
@@ -302,6 +309,27 @@ class BlockedKey(Struct, frozen=True):
     instance_id: int | None
     hostname: str | None
     pid: int | None
+
+
+class WaitingMessage(Struct, frozen=True):
+    """A message that was produced for later, as it waits in one group until `due_at`."""
+
+    group: str
+    id: int
+    key: str | None
+    due_at: datetime
+    created_at: datetime | None
+
+
+class Cancellation(Struct, frozen=True):
+    """What the cancellation of a message came to in one group.
+
+    `outcome` is "cancelled" (it is not delivered there any more), "inflight" (a process has it already, and goes on),
+    "done" (it was delivered, or the group had passed it), "dead" or "superseded".
+    """
+
+    group: str
+    outcome: str
 
 
 class DeadLetter(Struct, frozen=True):
@@ -431,6 +459,7 @@ class Rewind(Struct, frozen=True):
     first_at: datetime | None
     last_at: datetime | None
     leases: int
+    waiting: int
     ready: int
     deferred: int
     inflight: int
@@ -441,7 +470,8 @@ class Rewind(Struct, frozen=True):
     @property
     def exceptions(self) -> int:
         """How many exception rows are removed."""
-        return self.ready + self.deferred + self.inflight + self.unread + self.dead + self.superseded
+        waiting = self.waiting + self.ready + self.deferred + self.unread
+        return waiting + self.inflight + self.dead + self.superseded
 
 
 class Skip(Struct, frozen=True):
@@ -790,6 +820,7 @@ class ConsumerStats(Struct):
     """What one `consume()` has counted since it began. Times waited for holders are in seconds."""
 
     claimed: int = 0
+    waiting: int = 0
     handled: int = 0
     failed: int = 0
     delayed: int = 0

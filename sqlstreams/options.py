@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -304,6 +304,23 @@ def check_number(field: str, value: object, *, low: float, high: float) -> float
 def check_rank(field: str, value: object) -> int | None:
     """Return `value` when it is a rank that a message may have in compaction, or None."""
     return None if value is None else check_integer(field, value, low=-MAX_ID - 1, high=MAX_ID)
+
+
+def check_due(deliver_at: object, delay: object) -> tuple[datetime | None, timedelta | None]:
+    """Return when a message is to be delivered, in UTC or as what is left until then; refuse both at once."""
+    if deliver_at is not None and delay is not None:
+        raise InvalidInput("delay", "goes without deliver_at")
+    return (
+        None if deliver_at is None else _check_instant("deliver_at", deliver_at),
+        None if delay is None else check_duration("delay", delay, low=timedelta(0), high=_LONGEST),
+    )
+
+
+def _check_instant(field: str, value: object) -> datetime:
+    try:
+        return check_time(field, value).astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(field, f"must be in the years 1 to 9999 of UTC, got {value}") from None
 
 
 def check_age(field: str, value: object) -> timedelta | None:

@@ -51,7 +51,7 @@ def list_consumers(
     else:
         behind, waiting = (
             ("lag", "lag_time", "processes"),
-            ("ready", "inflight", "deferred", "unread", "dead", "superseded"),
+            ("waiting", "ready", "inflight", "deferred", "unread", "dead", "superseded"),
         )
         columns = ("stream", "name", *behind, *waiting, "holders")
         render.print_table(shown, columns)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, BinaryIO
 
 import msgspec
@@ -18,6 +19,7 @@ from sqlstreams import Message, RawPayload, Receipt, Stream
 from sqlstreams.errors import InvalidInput, NotFound, ProduceUncertain
 from sqlstreams_cli.connect import talk
 from sqlstreams_cli.lines import Line, LineTooLong, read_batches
+from sqlstreams_cli.values import parse_time
 
 _BATCH_BYTES = 8_000_000
 _ROOM_FOR_SPACE = 65_536
@@ -36,7 +38,7 @@ class LineRefused(InvalidInput):
 class Keys(Struct, frozen=True):
     """Where the keys of a message come from: the same text for all, or a field of each payload.
 
-    `compaction_rank` is the rank of every message among those of its key.
+    `compaction_rank` is the rank of every message among those of its key, `deliver_at` when all are due.
     """
 
     key: str | None
@@ -46,6 +48,7 @@ class Keys(Struct, frozen=True):
     idempotency_key: str | None
     idempotency_key_field: str | None
     compaction_rank: int | None
+    deliver_at: datetime | None
 
     @classmethod
     def checked(
@@ -58,6 +61,7 @@ class Keys(Struct, frozen=True):
         idempotency_key: str | None,
         idempotency_key_field: str | None,
         compaction_rank: int | None,
+        deliver_at: str | None,
     ) -> Keys:
         """Return the keys; refuse a text and a field for the same one."""
         if key is not None and key_field is not None:
@@ -67,7 +71,14 @@ class Keys(Struct, frozen=True):
         if idempotency_key is not None and idempotency_key_field is not None:
             raise typer.BadParameter("goes without --idempotency-key-field", param_hint="--idempotency-key")
         return cls(
-            key, key_field, routing_key, routing_key_field, idempotency_key, idempotency_key_field, compaction_rank
+            key=key,
+            key_field=key_field,
+            routing_key=routing_key,
+            routing_key_field=routing_key_field,
+            idempotency_key=idempotency_key,
+            idempotency_key_field=idempotency_key_field,
+            compaction_rank=compaction_rank,
+            deliver_at=None if deliver_at is None else parse_time(deliver_at, option="--deliver-at"),
         )
 
     def message(self, payload: bytes) -> Message[RawPayload]:
@@ -80,6 +91,7 @@ class Keys(Struct, frozen=True):
             routing_key=_value(members, self.routing_key_field, self.routing_key),
             compaction_rank=self.compaction_rank,
             idempotency_key=_value(members, self.idempotency_key_field, self.idempotency_key),
+            deliver_at=self.deliver_at,
         )
 
 
@@ -121,6 +133,7 @@ class Feed:
             key=message.key,
             routing_key=message.routing_key,
             compaction_rank=message.compaction_rank,
+            deliver_at=message.deliver_at,
             idempotency_key=message.idempotency_key,
         )
         self._count([receipt], line=0)

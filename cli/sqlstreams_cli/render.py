@@ -22,7 +22,7 @@ Fields = Mapping[str, object]
 
 _WIDE = 100_000
 # What GroupStatus counts no further than this.
-_BOUNDED = ("ready", "inflight", "deferred", "unread", "dead", "superseded")
+_BOUNDED = ("waiting", "ready", "inflight", "deferred", "unread", "dead", "superseded")
 _MOST_COUNTED = 100_000
 
 

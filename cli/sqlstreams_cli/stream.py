@@ -175,6 +175,10 @@ def produce(
     compaction_rank: Annotated[
         int | None, typer.Option(metavar="N", help="Let the messages supersede earlier ones of their key.")
     ] = None,
+    deliver_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Deliver them then and not before: 2026-07-01T10:00Z.")
+    ] = None,
+    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver them so much later: 90s, 2h.")] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a delivery may take.")] = None,
     max_retries: Annotated[int | None, typer.Option(metavar="N", help="Deliveries after the first.")] = None,
     max_delays: Annotated[int | None, typer.Option(metavar="N", help="How often a handler may delay it.")] = None,
@@ -198,6 +202,8 @@ def produce(
 
     if payload is not None and (file is not None or skip):
         raise typer.BadParameter("goes without --file and --skip", param_hint="--payload")
+    if deliver_at is not None and delay is not None:
+        raise typer.BadParameter("goes without --deliver-at", param_hint="--delay")
     if idempotency_key is not None and payload is None:
         raise typer.BadParameter("goes with --payload", param_hint="--idempotency-key")
     keys = Keys.checked(
@@ -208,9 +214,11 @@ def produce(
         idempotency_key=idempotency_key,
         idempotency_key_field=idempotency_key_field,
         compaction_rank=compaction_rank,
+        deliver_at=deliver_at,
     )
     delivery = {
         "concurrency": concurrency,
+        "delay": parse_optional_duration(delay, option="--delay"),
         "timeout": parse_optional_duration(timeout, option="--timeout"),
         "max_retries": max_retries,
         "max_delays": max_delays,
@@ -264,6 +272,46 @@ def history(
     else:
         for message in messages:
             render.print_message(message)
+
+
+@command(app, "waiting", example="sqlstreams stream waiting invoices --limit 20")
+def waiting(
+    session: Session,
+    name: Name,
+    group: Annotated[str | None, typer.Option("--group", "-g", metavar="NAME", help="Only in this group.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")] = 100,
+) -> None:
+    """Show the messages produced for later that wait in groups, and when they are due: the first due first.
+
+    JSON: an array; each element has the fields of WaitingMessage.
+    """
+    with session.client() as client:
+        stream = client.stream(name)
+        messages = stream.waiting(limit=limit) if group is None else stream.consumer(group).waiting(limit=limit)
+    if session.as_json:
+        render.print_json(messages)
+    else:
+        render.print_table([render.fields(each) for each in messages], ("id", "key", "group", "due_at", "created_at"))
+
+
+@command(app, "cancel", example="sqlstreams stream cancel invoices 4711")
+def cancel(
+    session: Session,
+    name: Name,
+    message_id: Annotated[int, typer.Argument(metavar="ID", help="The message.", show_default=False)],
+) -> None:
+    """Have a message that was produced for later not be delivered, wherever that has not begun.
+
+    Says for each group whether that came in time.
+
+    JSON: an array; each element has the fields of Cancellation.
+    """
+    with session.client() as client:
+        outcomes = client.stream(name).cancel(message_id)
+    if session.as_json:
+        render.print_json(outcomes)
+    else:
+        render.print_table([render.fields(each) for each in outcomes], ("group", "outcome"))
 
 
 @command(app, "compact", example="sqlstreams stream compact invoices --older-than 7d")

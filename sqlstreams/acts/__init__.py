@@ -4,6 +4,7 @@ from sqlstreams.acts.binding import *  # noqa: F403  # one namespace, a file a n
 from sqlstreams.acts.compaction import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.dead import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.deadline import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.acts.delay import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.group import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.manager import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.acts.position import *  # noqa: F403  # one namespace, a file a noun

@@ -32,6 +32,7 @@ from sqlstreams.model import (
     Rewind,
     Skip,
     UnreadVersion,
+    WaitingMessage,
 )
 from sqlstreams.names import check_name
 from sqlstreams.options import (
@@ -155,6 +156,13 @@ class AsyncConsumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return await self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    async def waiting(self, *, limit: int = 100) -> list[WaitingMessage]:
+        """Return the messages produced for later that wait in the group until they are due, the first due first."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return await self._client._run(
+            lambda: acts.list_waiting(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
 
     async def bindings(self) -> GroupBindings:

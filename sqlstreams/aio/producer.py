@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -28,10 +28,10 @@ ResultT = TypeVar("ResultT")
 class AsyncProducer(Generic[PayloadT]):
     """Appends messages to a stream."""
 
-    def __init__(self, stream: AsyncStream[PayloadT], defaults: DeliveryOptions) -> None:
+    def __init__(self, stream: AsyncStream[PayloadT], defaults: DeliveryOptions, *, delay: timedelta | None) -> None:
         self._stream = stream
         self._client = stream._client
-        self._encoder = Encoder(stream._codec, defaults=defaults)
+        self._encoder = Encoder(stream._codec, defaults=defaults, delay=delay)
 
     async def register(self) -> Self:
         """Check that the stream exists and is recorded with this payload's shape; return this handle.
@@ -52,6 +52,8 @@ class AsyncProducer(Generic[PayloadT]):
         headers: Mapping[str, str] | None = None,
         concurrency: str | None = None,
         compaction_rank: int | None = None,
+        deliver_at: datetime | None = None,
+        delay: timedelta | None = None,
         idempotency_key: str | None = None,
         timeout: timedelta | None = None,  # noqa: ASYNC109  # of the deliveries, not of this call
         max_retries: int | None = None,
@@ -69,10 +71,11 @@ class AsyncProducer(Generic[PayloadT]):
         message supersede earlier ones of its key (see `Message`); others who produce one of that key wait for the
         commit. Of messages with the same `idempotency_key` only the first is appended, until the `idempotency_ttl` of
         the stream is over. The receipt for another is a duplicate and has the id of the first, also when the log does
-        not hold that any more; while the first is not committed, others with its key wait. Raises
-        `IdempotencyConflict` when its payload is not that of the first, `InvalidInput` for what cannot be stored,
-        `NotFound` without the stream, `DatabaseUnavailable` when nothing was written, `ProduceUncertain` when that
-        could not be learnt.
+        not hold that any more; while the first is not committed, others with its key wait. With `deliver_at`, an aware
+        datetime, or `delay` the message is delivered then and not before, by the server's clock; a time that has passed
+        means at once. Raises `IdempotencyConflict` when its payload is not that of the first, `InvalidInput` for what
+        cannot be stored, `NotFound` without the stream, `DatabaseUnavailable` when nothing was written,
+        `ProduceUncertain` when that could not be learnt.
         """
         message = Message(
             payload,
@@ -81,6 +84,8 @@ class AsyncProducer(Generic[PayloadT]):
             headers=headers,
             concurrency=concurrency,
             compaction_rank=compaction_rank,
+            deliver_at=deliver_at,
+            delay=delay,
             idempotency_key=idempotency_key,
             timeout=timeout,
             max_retries=max_retries,

@@ -28,6 +28,7 @@ from sqlstreams.model import (
     Rewind,
     Skip,
     UnreadVersion,
+    WaitingMessage,
 )
 from sqlstreams.names import check_name
 from sqlstreams.options import (
@@ -145,6 +146,13 @@ class Consumer(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return self._client._run(
             lambda: acts.list_blocked_keys(self._schema, stream=self._stream.name, name=self.name, limit=limit)
+        )
+
+    def waiting(self, *, limit: int = 100) -> list[WaitingMessage]:
+        """Return the messages produced for later that wait in the group until they are due, the first due first."""
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(
+            lambda: acts.list_waiting(self._schema, stream=self._stream.name, name=self.name, limit=limit)
         )
 
     def bindings(self) -> GroupBindings:

@@ -14,14 +14,17 @@ from sqlstreams.codec import Codec
 from sqlstreams.consume.tail import Place, read_on
 from sqlstreams.manager.retention import expire_batch
 from sqlstreams.model import (
+    Cancellation,
     Expiry,
     StoredMessage,
     StreamInfo,
     StreamStatus,
     StreamVersion,
+    WaitingMessage,
 )
 from sqlstreams.names import check_name, check_required_key
 from sqlstreams.options import (
+    MAX_ID,
     DeliveryOptions,
     Start,
     StreamOptions,
@@ -30,6 +33,7 @@ from sqlstreams.options import (
     check_start,
 )
 from sqlstreams.statements import Family
+from sqlstreams.wake import RETRIES_DUE
 
 if TYPE_CHECKING:
     from sqlstreams.client.client import Client
@@ -156,6 +160,28 @@ class Stream(Generic[PayloadT]):
         check_integer("limit", limit, low=1, high=100_000)
         return self._client._run(lambda: acts.read_history(self._schema, name=self.name, key=key, limit=limit))
 
+    def waiting(self, *, limit: int = 100) -> list[WaitingMessage]:
+        """Return the messages produced for later that wait in the groups of the stream, the first due first.
+
+        One that waits in several groups is there for each; one that no group has claimed yet is not.
+        """
+        check_integer("limit", limit, low=1, high=100_000)
+        return self._client._run(lambda: acts.list_waiting(self._schema, stream=self.name, name=None, limit=limit))
+
+    def cancel(self, message_id: int) -> list[Cancellation]:
+        """Have a message that was produced with `deliver_at` or `delay` not be delivered; return what that came to.
+
+        For each group that takes it: where no process has it yet it never gets one, also after a failure; a delivery
+        under way goes on. The message stays in the log, and groups registered later are not given it. Calling again
+        changes nothing. Raises `NotFound` without the message, `InvalidInput` for one that was not produced for later.
+        """
+        check_integer("message_id", message_id, low=1, high=MAX_ID)
+        cancelled = self._client._run(lambda: acts.cancel_message(self._schema, name=self.name, message_id=message_id))
+        if cancelled.kept_keys:
+            self._client._run(lambda: acts.free_cancelled(cancelled))
+            self._client._notifier.notify(RETRIES_DUE)
+        return cancelled.answer
+
     def compact(self, *, older_than: timedelta | None = None) -> int:
         """Remove superseded messages from the log that every group is done with; return how many.
 
@@ -196,6 +222,7 @@ class Stream(Generic[PayloadT]):
         retry_base: timedelta | None = None,
         retry_exponent: float | None = None,
         retry_cap: timedelta | None = None,
+        delay: timedelta | None = None,
     ) -> Producer[PayloadT]:
         """Return a handle to produce with, and what its messages ask for unless they say otherwise. No I/O happens.
 
@@ -210,7 +237,7 @@ class Stream(Generic[PayloadT]):
             retry_exponent=retry_exponent,
             retry_cap=retry_cap,
         )
-        return Producer(self, defaults)
+        return Producer(self, defaults, delay=delay)
 
     def consumer(self, group: str) -> Consumer[PayloadT]:
         """Return a handle on a consumer group of this stream. No I/O happens."""

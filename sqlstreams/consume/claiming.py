@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from sqlstreams.consume.ranges import ID
-from sqlstreams.statements import Columns
+from sqlstreams.statements import Columns, Gated, Recorded
 
 
 class Claimed(Struct, frozen=True):
@@ -22,6 +23,17 @@ class Claimed(Struct, frozen=True):
     rows: list[Columns]
     at_hole: bool
     is_full: bool
+
+
+class SortedOut(Struct, frozen=True):
+    """What of a claim may not just run: `gated` have keys that matter, `waiting` are not due, or were cancelled."""
+
+    gated: list[Gated]
+    waiting: list[Recorded]
+
+
+ALL_MAY_RUN: Final = SortedOut([], [])
+"""Nothing was to be sorted out."""
 
 
 def read_claim(rows: list[Columns], *, limit: int) -> Claimed:

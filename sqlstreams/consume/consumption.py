@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -18,14 +18,14 @@ from psycopg import errors as pg
 
 from sqlstreams import acts, statements
 from sqlstreams.consume.batches import BatchWorkers, read_outcomes
-from sqlstreams.consume.claiming import Claimed, read_bound_claim, read_claim
+from sqlstreams.consume.claiming import ALL_MAY_RUN, Claimed, SortedOut, read_bound_claim, read_claim
 from sqlstreams.consume.heads import Heads
 from sqlstreams.consume.hole_watch import HoleWatch
 from sqlstreams.consume.lanes import Handler, lanes
 from sqlstreams.consume.outcome import DEFERRED, Outcome
 from sqlstreams.consume.pace import Pace
 from sqlstreams.consume.presence import Progress, columns
-from sqlstreams.consume.ranges import ID, KEY, Head, Keyed, Range, Retries, Work, asks_for_keys
+from sqlstreams.consume.ranges import ID, KEY, OPTIONS, Keyed, Range, Retries, Work, asks_for_keys, is_for_later
 from sqlstreams.consume.reading import Reader
 from sqlstreams.consume.recorder import Recorder, Returned
 from sqlstreams.consume.stopping import Stop
@@ -126,6 +126,7 @@ class Consumption:
         self._orphaned = False
         self._doubtful = False
         self._gated = group.concurrency != "parallel"
+        self._waits = False
         self._bound = bool(group.bindings)
         self._declared = declared
         self._declaration = uuid4()
@@ -443,7 +444,7 @@ class Consumption:
         await self._holes.look()
         # What is being finished stays known until that is answered: a twin of ours may disown meanwhile.
         token, finished = uuid4(), list(self._finished)
-        claimed, gated = await self._ask_for_range(token, finished)
+        claimed, sorted_out = await self._ask_for_range(token, finished)
         del self._finished[: len(finished)]
         self._stats.claims += 1
         if claimed.at_hole:
@@ -459,15 +460,25 @@ class Consumption:
         if not rows:
             return True
         self._pace.claimed(rows, now=time.monotonic())
-        if not self._gated and any(asks_for_keys(row) for row in rows):
-            # Nothing of it has begun: it is given back as unknown, and taken again with its keys.
-            self._gated = self._doubtful = True
+        if self._is_unprepared(rows):
             return True
-        heads = await self._heads.of(rows)
-        self._hold(token, rows, gated, heads, low=claimed.low, high=claimed.high, alone=False)
+        await self._hold(token, rows, sorted_out, low=claimed.low, high=claimed.high, alone=False)
         return True
 
-    async def _ask_for_range(self, token: UUID, finished: list[UUID]) -> tuple[Claimed, list[statements.Gated]]:
+    def _is_unprepared(self, rows: list[Columns]) -> bool:
+        """Say whether messages were claimed without what they ask for, and have it done from now on.
+
+        Nothing of them has begun: they are given back as unknown, and taken again.
+        """
+        asking = [row for row in rows if row[OPTIONS] is not None]
+        keyed = not self._gated and any(asks_for_keys(row) for row in asking)
+        later = not (self._gated or self._waits) and any(is_for_later(row) for row in asking)
+        self._gated |= keyed
+        self._waits |= later
+        self._doubtful |= keyed or later
+        return keyed or later
+
+    async def _ask_for_range(self, token: UUID, finished: list[UUID]) -> tuple[Claimed, SortedOut]:
         limit, is_bound = self._pace.limit, self._bound
         asked: dict[str, Any] = {
             "group_id": self.group_id,
@@ -480,40 +491,41 @@ class Consumption:
         }
         family = self._subject.family
         claim = statements.claim_bound(family, scan=_SCAN, **asked) if is_bound else statements.claim(family, **asked)
-        rows, gated = await self._lease(claim, token=token, steal=False)
-        return read_bound_claim(rows) if is_bound else read_claim(rows, limit=limit), gated
+        rows, sorted_out = await self._lease(claim, token=token, steal=False)
+        return read_bound_claim(rows) if is_bound else read_claim(rows, limit=limit), sorted_out
 
     async def _lease(
         self, statement: statements.Statement[Columns], *, token: UUID, steal: bool
-    ) -> tuple[list[Columns], list[statements.Gated]]:
-        """Ask for a range; where keys matter, sort out which of its messages may run before anyone else claims."""
+    ) -> tuple[list[Columns], SortedOut]:
+        """Ask for a range; where it matters, sort out which of its messages may run before anyone else claims."""
+        family, group_id = self._subject.family, self.group_id
+        wait = statements.wait_until_due(family, group_id=group_id, token=token)
+        if not (self._gated or self._waits):
+            return await self._database.query_once(statement), ALL_MAY_RUN
         if not self._gated:
-            return await self._database.query_once(statement), []
-        _, rows, gated = await self._database.query_together(
-            statements.lock_cursor(self._database.schema, group_id=self.group_id),
+            rows, waiting = await self._database.query_together(statement, wait)
+            return rows, SortedOut([], waiting)
+        _, rows, waiting, gated = await self._database.query_together(
+            statements.lock_cursor(self._database.schema, group_id=group_id),
             statement,
+            # Before the keys: what waits takes none, but in order it has its place.
+            wait,
             statements.gate(
-                self._subject.family,
-                group_id=self.group_id,
+                family,
+                group_id=group_id,
                 instance_id=self._presence.instance_id,
                 token=token,
                 chain=self._queue.chains.extendable(),
                 steal=steal,
             ),
         )
-        return rows, gated
+        return rows, SortedOut(gated, waiting)
 
-    def _hold(
-        self,
-        token: UUID,
-        rows: list[Columns],
-        gated: list[statements.Gated],
-        heads: Mapping[int, Head],
-        *,
-        low: int,
-        high: int,
-        alone: bool,
+    async def _hold(
+        self, token: UUID, rows: list[Columns], sorted_out: SortedOut, *, low: int, high: int, alone: bool
     ) -> None:
+        rows, gated = self._without_waiting(rows, sorted_out.waiting), sorted_out.gated
+        heads = await self._heads.of(rows)
         deferred = {each.message_id for each in gated if each.deferred}
         keyed = {
             each.message_id: Keyed(each.key, ordered=each.concurrency == "ordered")
@@ -541,11 +553,21 @@ class Consumption:
             self._recorder.add(Returned(held, index, DEFERRED))
         self._queue.put(held)
 
+    def _without_waiting(self, rows: list[Columns], waiting: list[statements.Recorded]) -> list[Columns]:
+        if not waiting:
+            return rows
+        for each in waiting:
+            if each.state == "waiting":
+                self._stats.waiting += 1
+                self._retry_in(each.due_in)
+        ids = {each.message_id for each in waiting}
+        return [row for row in rows if row[ID] not in ids]
+
     async def _take_over(self) -> bool:
         if not self._loose:
             return False
         token = uuid4()
-        rows, gated = await self._lease(
+        rows, sorted_out = await self._lease(
             statements.take_over(
                 self._subject.family,
                 group_id=self.group_id,
@@ -570,8 +592,9 @@ class Consumption:
                 "SQL0104 %s took over ids %d to %d from a dead process, %d are delivered again",
                 self._subject, low, high, len(messages),
             )  # fmt: skip
-        heads = await self._heads.of(messages)
-        self._hold(token, messages, gated, heads, low=low, high=high, alone=reclaims > 0)
+        if self._is_unprepared(messages):
+            return True
+        await self._hold(token, messages, sorted_out, low=low, high=high, alone=reclaims > 0)
         self._swept_at = -_SWEEP_EVERY  # its keys, when this was the last of its ranges
         return True
 
@@ -579,7 +602,7 @@ class Consumption:
         if self._retry_at is None or self._retry_at > time.monotonic() or self._queue.holds_retries_or_suspects():
             return False
         self._retry_at = None
-        token = uuid4()
+        token, waited = uuid4(), max(self._options.slots, self._pace.limit)
         async with self._presence.turn(self.group_id):
             rows = await self._database.query_once(
                 statements.claim_exceptions(
@@ -588,6 +611,7 @@ class Consumption:
                     instance_id=self._presence.instance_id,
                     token=token,
                     limit=self._options.slots,
+                    waited=waited,
                     free=(self._options.concurrency - self._queue.running) * (self._options.batch or 1),
                     followers=_FOLLOWERS,
                     versions=self._unread,
@@ -604,6 +628,8 @@ class Consumption:
                     self._queue.chains.hold(keyed.key)
                 self._queue.put_first(retries)
         self._stats.retried += len(rows)
+        if len(rows) >= waited:
+            self._pace.claimed(rows, now=time.monotonic())
         if len(rows) >= self._options.slots:
             self._retry_at = 0.0
         elif rows or self._retries_found:

@@ -163,6 +163,12 @@ def attempts(row: Columns) -> tuple[Any, Any]:
     return (row[FAILURES], row[DELAYS]) if len(row) > FAILURES else (0, 0)
 
 
+def is_for_later(row: Columns) -> bool:
+    """Say whether a row's message was produced for later; headers may hold the words too, and cost only a look."""
+    options = row[OPTIONS]
+    return options is not None and (b'"deliver_at":' in options or b'"delay":' in options)
+
+
 def asks_for_keys(row: Columns) -> bool:
     """Say whether a row's message has a concurrency of its own; headers may hold the word too, and cost only a look."""
     return row[OPTIONS] is not None and b'"concurrency":' in row[OPTIONS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Final, Generic, TypeVar, cast
 
 import msgspec
@@ -15,7 +16,7 @@ from sqlstreams.codec import ASKS_NOTHING, Codec, encode_options
 from sqlstreams.errors import IdempotencyConflict, InvalidInput
 from sqlstreams.model import Message, Receipt
 from sqlstreams.names import check_key
-from sqlstreams.options import DeliveryOptions, check_rank
+from sqlstreams.options import DeliveryOptions, check_due, check_rank
 from sqlstreams.statements import Act, Family, Nothing, Statement, ask, move_heads, produce_many
 
 PayloadT = TypeVar("PayloadT")
@@ -47,6 +48,7 @@ class Encoded(Struct, frozen=True):
     asks_for_keys: bool = False
     compaction_rank: int | None = None
     idempotency_key: str | None = None
+    is_for_later: bool = False
 
 
 class Appended(Struct, frozen=True):
@@ -88,25 +90,28 @@ def prepare_adapters(adapters: AdaptersMap) -> None:
 class Encoder(Generic[PayloadT]):
     """Turns what users hand to a producer into messages for the wire, or refuses it."""
 
-    def __init__(self, codec: Codec[PayloadT], *, defaults: DeliveryOptions) -> None:
+    def __init__(self, codec: Codec[PayloadT], *, defaults: DeliveryOptions, delay: timedelta | None = None) -> None:
         self._codec = codec
         self._defaults = defaults if defaults != ASKS_NOTHING else ASKS_NOTHING
         # What messages without a key may do beside each other is no question.
         keyless = msgspec.structs.replace(defaults, concurrency=None)
         self._keyless_defaults = keyless if keyless != ASKS_NOTHING else ASKS_NOTHING
-        self._plain_options = encode_options(headers=None, delivery=self._keyless_defaults)
+        _, self._delay = check_due(None, delay)
+        self._plain_options = encode_options(headers=None, delivery=self._keyless_defaults, delay=delay)
 
     def one(self, message: Message[PayloadT], *, max_payload: int) -> Encoded:
         """Encode one message; raise `InvalidInput` naming the field that cannot be stored."""
         encoded = self._payload(message.payload, max_payload)
         delivery = self._delivery(message)
+        deliver_at, delay = self._due(message)
         return Encoded(
             payload=encoded,
             key=check_key("key", message.key),
             routing_key=check_key("routing_key", message.routing_key),
-            options=encode_options(headers=message.headers, delivery=delivery),
+            options=encode_options(headers=message.headers, delivery=delivery, deliver_at=deliver_at, delay=delay),
             asks_for_keys=delivery.concurrency in ("exclusive", "ordered"),
             compaction_rank=_rank(message),
+            is_for_later=deliver_at is not None or bool(delay),
             idempotency_key=check_key("idempotency_key", message.idempotency_key),
         )
 
@@ -129,6 +134,10 @@ class Encoder(Generic[PayloadT]):
         if message.key is None and delivery.concurrency in ("exclusive", "ordered"):
             raise InvalidInput("concurrency", f"of {delivery.concurrency!r} needs a key")
         return delivery
+
+    def _due(self, message: Message[PayloadT]) -> tuple[datetime | None, timedelta | None]:
+        deliver_at, delay = check_due(message.deliver_at, message.delay)
+        return deliver_at, self._delay if deliver_at is None and delay is None else delay
 
     def each(self, items: Iterable[PayloadT | Message[PayloadT]], *, max_payload: int) -> Iterator[Encoded]:
         """Encode one message after the other; the field of a refusal says which one it was."""
@@ -223,7 +232,8 @@ class Batch:
 
     def _note_ranks(self, part: Sequence[Encoded]) -> None:
         for position, message in enumerate(part, start=self._cut):
-            if message.compaction_rank is not None and message.key is not None:
+            # What is for later supersedes nothing before it is delivered: see consume/heads.py.
+            if message.compaction_rank is not None and message.key is not None and not message.is_for_later:
                 self._ranked.append((position, message.key, message.compaction_rank))
 
 

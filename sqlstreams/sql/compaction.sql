@@ -1,6 +1,6 @@
 -- name: move_heads
 -- Make messages just appended the heads of their keys, where nothing greater is; each key once. Whoever else produces one
--- of these keys waits here for our commit.
+-- of these keys waits here for our commit. A message that was produced for later comes here when it is delivered first.
 insert into {schema}.compaction_head_{stream} as h (message_key, schema_version, rank, id)
 select message_key, %(schema_version)s, rank, id
   from unnest(%(keys)s::text[], %(ranks)s::bigint[], %(ids)s::bigint[]) as m (message_key, rank, id)
@@ -46,8 +46,8 @@ select id, payload, message_key, routing_key, options, schema_version, created_a
 -- name: compact
 -- Look at the next messages that take part in compaction, in the order of their keys, and remove those that a greater
 -- one of their key has superseded for so long, that every group has passed, and of which no group has anything left to
--- do. Their rows of superseded messages go with them. What waits for a process that reads its version waits no more
--- once it is superseded, and goes next time. One row, also when there was nothing to look at.
+-- do. Their rows of superseded messages go with them. What waits for its time or for a process that reads its version
+-- waits no more once it is superseded, and goes next time. One row, also when there was nothing to look at.
 with looked_at as materialized (
     select id, message_key, schema_version, compaction_rank, created_at
       from {schema}.message_log_{stream}
@@ -83,15 +83,15 @@ needed as materialized (
      cross join {schema}.exception_queue_{stream} e
      where e.group_id = r.id
        and e.message_id = any(array(select id from outdated))
-       and e.state <> 'superseded'
+       and e.state not in ('superseded', 'cancelled')
 ),
 dismissed as (
     update {schema}.exception_queue_{stream} e
        set state = 'superseded',
            updated_at = now()
      where e.group_id = any(array(select id from reading))
-       and e.message_id = any(array(select message_id from needed where state = 'unread'))
-       and e.state in ('unread', 'superseded')  -- or all the unread rows may be read, in their own index
+       and e.message_id = any(array(select message_id from needed where state in ('waiting', 'unread')))
+       and e.state in ('waiting', 'unread', 'superseded')  -- or all the unread rows may be read, in their own index
 ),
 removed as (
     delete from {schema}.message_log_{stream}
@@ -102,7 +102,7 @@ forgotten as (
     delete from {schema}.exception_queue_{stream}
      where group_id = any(array(select id from reading))
        and message_id = any(array(select id from removed))
-       and state = 'superseded'
+       and state in ('superseded', 'cancelled')
 )
 select (select count(*) from removed) as removed, count(*) = %(limit)s as is_full,
        (array_agg(message_key order by message_key desc, id desc))[1] as last_key,

@@ -322,8 +322,21 @@ unread as materialized (
      limit %(limit)s
        for update skip locked
 ),
+waited as materialized (
+    -- Messages that were produced for later, at their time: fresh ones, and as many at a time as of those.
+    select message_id, message_key, concurrency, alone, can_run_after
+      from {schema}.exception_queue_{stream}
+     where group_id = %(group_id)s
+       and state = 'waiting'
+       and can_run_after <= now()
+     order by can_run_after
+     limit %(waited)s
+       for update skip locked
+),
 due as materialized (
     select message_id, message_key, concurrency, alone, can_run_after from retries
+     union all
+    select message_id, message_key, concurrency, alone, can_run_after from waited
      union all
     select message_id, message_key, concurrency, alone, can_run_after from unread
 ),
@@ -337,7 +350,8 @@ first_of_key as materialized (
                              where e.group_id = %(group_id)s
                                and e.message_key = d.message_key
                                and e.concurrency = 'ordered'
-                               and e.state in ('ready', 'inflight', 'deferred', 'unread')
+                               and (e.state in ('ready', 'inflight', 'deferred', 'unread')
+                                    or e.state = 'waiting' and e.concurrency = 'ordered')
                                and e.message_id < d.message_id))
      order by d.message_key, d.message_id
 ),
@@ -367,7 +381,7 @@ led as materialized (
              where o.group_id = %(group_id)s
                and o.message_key = f.message_key
                and o.concurrency is not null
-               and o.state in ('ready', 'inflight', 'unread')
+               and (o.state in ('ready', 'inflight', 'unread') or o.state = 'waiting' and o.concurrency = 'ordered')
                and o.message_id <> f.message_id
              limit 1) is null
 ),
@@ -398,10 +412,10 @@ taken as (
      where e.group_id = %(group_id)s
        -- Arrays, since for a join the planner may read all the dead rows of the group.
        and e.message_id = any(array(select message_id from heads union all select message_id from followers))
-       and e.state in ('ready', 'deferred', 'unread')
+       and e.state in ('waiting', 'ready', 'deferred', 'unread')
     returning e.message_id, e.failures, e.delays, e.concurrency, e.alone
 ),
-waiting as (
+blocked as (
     update {schema}.exception_queue_{stream} e
        set state = 'deferred',
            updated_at = now()
@@ -415,7 +429,7 @@ select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_versio
   join {schema}.message_log_{stream} m on m.id = t.message_id
  union all
 select null, null, message_key, null, null, null, null, null, null, null, null, null
-  from waiting
+  from blocked
  order by id
 
 -- name: complete_exceptions
@@ -527,6 +541,7 @@ with returned as (
            instance_id = null,
            token = null,
            started = false,
+           first_failed_at = case when e.failures + e.delays = 0 then now() else e.first_failed_at end,
            -- What was not handled this time keeps the error of the time before.
            error_type = coalesce(nullif(f.error_type, ''), e.error_type),
            error = coalesce(nullif(f.error, ''), e.error),

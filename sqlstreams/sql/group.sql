@@ -90,8 +90,8 @@ select %(group_id)s, %(stream_id)s, %(action)s, %(config)s::jsonb
 
 -- name: get_group_status
 -- Read where one group stands.
-select stream, name, id, head, claimed, committed, lag, lag_time, leases, processes, ready, inflight,
-       deferred, unread, dead, superseded, reclaims, lost
+select stream, name, id, head, claimed, committed, lag, lag_time, leases, processes, waiting, next_due_at, ready,
+       inflight, deferred, unread, dead, superseded, reclaims, lost
   from {schema}.consumer_group_status
  where id = %(group_id)s
 

@@ -88,10 +88,14 @@ select c.group_id,
                     join {schema}.message_key_lease h on h.instance_id = i.id
                    where i.expires_at < now()
                      and h.group_id = c.group_id) as keys_left,
-       (select extract(epoch from min(e.can_run_after) - now())::double precision
-          from {schema}.exception_queue_{stream} e
-         where e.group_id = c.group_id
-           and e.state = 'ready') as due_in,
+       extract(epoch from least((select min(e.can_run_after)
+                                   from {schema}.exception_queue_{stream} e
+                                  where e.group_id = c.group_id
+                                    and e.state = 'ready'),
+                                (select min(e.can_run_after)
+                                   from {schema}.exception_queue_{stream} e
+                                  where e.group_id = c.group_id
+                                    and e.state = 'waiting')) - now())::double precision as due_in,
        -- From one version to the next, however many messages wait.
        array(with recursive waiting (schema_version) as (
                  (select e.schema_version

@@ -39,7 +39,8 @@ behind as materialized (
                     where e.group_id = %(group_id)s
                       and e.message_key = k.message_key
                       and e.concurrency = 'ordered'
-                      and e.state in ('ready', 'inflight', 'deferred', 'unread')
+                      and (e.state in ('ready', 'inflight', 'deferred', 'unread')
+                           or e.state = 'waiting' and e.concurrency = 'ordered')
                       and e.message_id < k.id)
 ),
 acquired as (
@@ -98,7 +99,8 @@ with next_of_key as (
             where e.group_id = %(group_id)s
               and e.message_key = k.message_key
               and e.concurrency is not null
-              and e.state in ('ready', 'inflight', 'deferred', 'unread')
+              and (e.state in ('ready', 'inflight', 'deferred', 'unread')
+                   or e.state = 'waiting' and e.concurrency = 'ordered')
               and (e.state = 'deferred' or e.concurrency = 'ordered')
             order by e.message_id
             limit 1) as n
@@ -167,7 +169,7 @@ select b.message_key, b.waiting, b.first_id, f.message_id as blocked_by, f.state
         where e.group_id = %(group_id)s
           and e.message_key = b.message_key
           and e.concurrency is not null
-          and e.state in ('ready', 'inflight', 'unread')
+          and (e.state in ('ready', 'inflight', 'unread') or e.state = 'waiting' and e.concurrency = 'ordered')
         order by e.message_id
         limit 1) as f on true
   left join {schema}.message_key_lease h

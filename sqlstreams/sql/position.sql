@@ -49,7 +49,8 @@ select n.messages, f.id as first_id, l.id as last_id, f.created_at as first_at, 
 
 -- name: count_exceptions_above
 -- Count the exception rows of a group behind a position.
-select count(*) filter (where state = 'ready') as ready,
+select count(*) filter (where state = 'waiting') as waiting,
+       count(*) filter (where state = 'ready') as ready,
        count(*) filter (where state = 'deferred') as deferred,
        count(*) filter (where state = 'inflight') as inflight,
        count(*) filter (where state = 'unread') as unread,

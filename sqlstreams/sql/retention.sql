@@ -102,7 +102,7 @@ undone as (
       from {schema}.exception_queue_{stream}
      where group_id = %(group_id)s
        and message_id < %(kept_from)s
-       and state in ('ready', 'inflight', 'deferred', 'unread')
+       and state in ('waiting', 'ready', 'inflight', 'deferred', 'unread')
 )
 select (select claimed from reading) as claimed, count(*) as messages, count(*) filter (where waiting) as waiting,
        min(id) as first_id, max(id) as last_id

@@ -177,7 +177,7 @@ left_over as (
                         where e.group_id = r.id
                           and e.message_id = m.id)
      union all
-    select r.name, e.schema_version, (e.state not in ('dead', 'superseded'))::int, (e.state = 'unread')::int,
+    select r.name, e.schema_version, (e.state not in ('dead', 'superseded', 'cancelled'))::int, (e.state = 'unread')::int,
            (e.state = 'dead')::int
       from reading r
       join {schema}.exception_queue_{stream} e on e.group_id = r.id

@@ -5,6 +5,7 @@ from sqlstreams.statements.compaction import *  # noqa: F403  # one namespace, a
 from sqlstreams.statements.consume import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.dead import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.deadline import *  # noqa: F403  # one namespace, a file a noun
+from sqlstreams.statements.delay import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.group import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.idempotency import *  # noqa: F403  # one namespace, a file a noun
 from sqlstreams.statements.instance import *  # noqa: F403  # one namespace, a file a noun

@@ -42,6 +42,7 @@ class Measured(Struct, frozen=True):
 class ExceptionCounts(Struct, frozen=True):
     """Exception rows by their state."""
 
+    waiting: int
     ready: int
     deferred: int
     inflight: int

@@ -72,6 +72,7 @@ class World:
             instance_id=instance_id,
             token=token,
             limit=10,
+            waited=10,
             free=10,
             followers=100,
             versions=[],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +38,8 @@ WITH_DATABASE = [
     "stream head invoices eu",
     "stream history invoices eu",
     "stream compact invoices --older-than 7d",
+    "stream waiting invoices",
+    "stream cancel invoices 2",
     "consumer list",
     "consumer get g --stream invoices",
     "consumer blocked g --stream invoices",
@@ -104,6 +107,11 @@ MISUSED = [
     "stream register invoices --compact-after soon",
     "stream history invoices eu --limit 0",
     "stream compact invoices --older-than soon",
+    "stream produce invoices --payload {} --delay soon",
+    "stream produce invoices --payload {} --deliver-at 2026-07-01T10:00",
+    "stream produce invoices --payload {} --deliver-at 2026-07-01T10:00Z --delay 1s",
+    "stream waiting invoices --limit 0",
+    "stream cancel invoices 0",
     "consumer register g -s invoices --max-retries -1",
     "consumer run handlers -s invoices -g g",
     "deadline register d invoices --table bills",
@@ -159,6 +167,7 @@ PASTED = [
     "stream head",
     "stream history",
     "stream compact",
+    "stream waiting",
     "consumer register",
     "consumer list",
     "consumer get",
@@ -313,7 +322,7 @@ def test_usage_ends_with_2_and_writes_nothing(run: Run, database_url: str) -> No
         assert ended.code == 2, (command, ended.err)
         assert not ended.out
         assert "Usage" in ended.err or "error" in ended.err
-    assert run("stream", "list", "--json").json()[0]["head"] == 1
+    assert run("stream", "list", "--json").json()[0]["head"] == 2
 
 
 def test_a_reader_that_goes_away_ends_the_command_silently(run: Run, database_url: str, tmp_path: Path) -> None:
@@ -378,7 +387,7 @@ def test_every_help_ends_with_its_example(capsys: pytest.CaptureFixture[str]) ->
 def test_the_examples_work_when_pasted_one_after_the_other(run: Run, database_url: str) -> None:
     _make_bills(database_url)
     shown = examples()
-    assert set(shown) == {*PASTED, "consumer run", "relay run", "dead show", "dev", "manager run"}
+    assert set(shown) == {*PASTED, "consumer run", "relay run", "dead show", "stream cancel", "dev", "manager run"}
 
     for name in PASTED:
         if "|" in shown[name]:
@@ -401,6 +410,7 @@ def _set_up(database_url: str) -> None:
             client.stream(info.name).destroy()
         invoices = client.stream("invoices").register()
         invoices.producer().produce(RawPayload(b"{}"), key="eu", compaction_rank=0)
+        invoices.producer().produce(RawPayload(b"{}"), delay=timedelta(hours=1))
         group = invoices.consumer("g").register().get()
         _register_deadline(client, database_url)
         client.scheduler("nightly").register("invoices", "0 2 * * *", RawPayload(b"{}"), timezone="Europe/Berlin")

@@ -57,6 +57,19 @@ def test_the_head_and_the_history_of_a_key_are_shown(run: Run, invoices: str) ->
     assert run("stream", "compact", invoices).code == 2
 
 
+def test_what_is_produced_for_later_is_shown_and_cancelled(run: Run, invoices: str) -> None:
+    run("consumer", "register", "g", "-s", invoices)
+    run("stream", "produce", invoices, "--payload", "1", "--delay", "2h")
+    run("stream", "produce", invoices, "--payload", "2", "--deliver-at", "2031-01-01T00:00Z")
+
+    assert run("stream", "waiting", invoices, "--json").json() == []  # no process of the group has met them yet
+    assert run("stream", "waiting", invoices, "--group", "g", "--json").json() == []
+    for message_id in ("1", "2"):
+        ended = run("stream", "cancel", invoices, message_id, "--json")
+        assert ended.json() == [{"group": "g", "outcome": "cancelled"}]
+    assert run("stream", "cancel", invoices, "3").code == 1
+
+
 def test_every_line_of_a_file_becomes_a_message_in_order(run: Run, invoices: str, tmp_path: Path) -> None:
     lines = [f'{{"n": {number}}}' for number in range(2_500)]
     file = write(tmp_path / "events", "\ufeff" + lines[0], "", "  \r", *lines[1:])

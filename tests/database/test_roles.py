@@ -86,15 +86,18 @@ async def test_a_consumer_can_consume_and_see_to_its_dead_letters_and_nothing_el
         await producer.produce_many(
             [Note("good"), Note("bad"), Message(Note("keyed"), key="k", concurrency="ordered", compaction_rank=1)]
         )
+        await producer.produce(Note("later"), key="z", compaction_rank=1, delay=timedelta(milliseconds=200))
+        cancelled = await producer.produce(Note("never"), delay=timedelta(hours=1))
         async with consuming(consumer, handle):
-            await eventually(lambda: len(handled) == 2)
+            await eventually(lambda: len(handled) == 3)
             await eventually(lambda: _dead(consumer))
-        assert [message.id for message in await stream.read()] == [1, 2, 3]
+            assert [each.outcome for each in await stream.cancel(cancelled.id)] == ["cancelled"]
+        assert [message.id for message in await stream.read()] == [1, 2, 3, 4, 5]
         with pytest.raises(pg.InsufficientPrivilege):
             await stream.producer().produce(Note("no"))
     with psycopg.connect(_as(database_url, role)) as connection, pytest.raises(pg.InsufficientPrivilege):
         connection.execute("select sqlstreams.extend_log(1, 1000000)")
-    assert sorted(handled) == ["good", "keyed"]
+    assert sorted(handled) == ["good", "keyed", "later"]
 
 
 async def _dead(consumer: Any) -> bool:

@@ -110,6 +110,7 @@ ARGUMENTS: dict[str, Any] = {
     "only": {},
     "observed_due": 1,
     "older_than": timedelta(days=1),
+    "of_group": 1,
     "partitions": 32,
     "patterns": ["eu.%"],
     "payloads": JsonArray([b"{}", b"[]"]),
@@ -165,6 +166,7 @@ ARGUMENTS: dict[str, Any] = {
     "until": datetime(2026, 1, 2, tzinfo=UTC),
     "types": ["pg_catalog.int8"],
     "version": 99,
+    "waited": 20,
     "values": ["1"],
     "versions": [2],
     "xact": 3,
@@ -233,6 +235,7 @@ def test_no_statement_selects_whatever_there_is(name: str) -> None:
 MESSAGES, GROUPS, DEAD, IN_FLIGHT, UNREAD, PARTITION = 100_000, 50, 50_000, 100, 10_000, 10_000
 CLAIMED = 98_500
 BOUND, BOUND_AT = 3, 60_000
+PATIENT, WAITING = 6, 5_000
 KEYS = 2_500
 IDEMPOTENT, EXPIRED = 20_000, 1_000
 ORDERED, HOT = 4, 20_000
@@ -294,6 +297,9 @@ def _fill(connection: psycopg.Connection) -> None:
             select {ORDERED}, {DEAD} + 20_000 + n, case n when 1 then 'ready' else 'deferred' end,
                    now() - interval '1 hour', 'hot', 'ordered'
               from generate_series(1, {HOT}) as n""",
+        f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, can_run_after)
+            select {PATIENT}, n, 'waiting', now() + make_interval(secs => n::int - 1000)
+              from generate_series(1, {WAITING}) as n""",
         """insert into sqlstreams.consumer_instance (token, hostname, pid, library, expires_at)
            select gen_random_uuid(), 'h', n, '1', now() + interval '1 hour' from generate_series(1, 20) as n""",
         f"""insert into sqlstreams.claim_lease (token, group_id, instance_id, low, high, resolved)
@@ -441,7 +447,15 @@ def test_taking_over_reads_the_range_alone(full_url: str, generic: bool) -> None
 @pytest.mark.parametrize("limit", [1, 100])
 def test_claiming_exceptions_reads_no_dead_ones(full_url: str, generic: bool, limit: int) -> None:
     statement = statements.claim_exceptions(
-        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=limit, free=limit, followers=100, versions=[2, 3]
+        FAMILY,
+        group_id=1,
+        instance_id=2,
+        token=TOKEN,
+        limit=limit,
+        waited=limit,
+        free=limit,
+        followers=100,
+        versions=[2, 3],
     )
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
@@ -449,9 +463,43 @@ def test_claiming_exceptions_reads_no_dead_ones(full_url: str, generic: bool, li
 
 
 @modes
+def test_claiming_what_has_waited_reads_what_is_due(full_url: str, generic: bool) -> None:
+    statement = statements.claim_exceptions(
+        FAMILY, group_id=PATIENT, instance_id=2, token=TOKEN, limit=10, waited=100, free=10, followers=100, versions=[]
+    )
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert 100 <= plan.rows <= 4 * 100 + 10
+
+
+@modes
+def test_sorting_out_what_is_for_later_reads_the_range(full_url: str, generic: bool) -> None:
+    token = UUID(int=7 * 20 + 2)  # of a range of a hundred
+    plan = _explain(full_url, statements.wait_until_due(FAMILY, group_id=7, token=token), generic=generic)
+    assert plan.scanned_through == []
+    assert plan.rows <= 110
+    assert len(plan.partitions) <= 2
+
+
+@modes
+def test_cancelling_reads_a_row_of_each_group(full_url: str, generic: bool) -> None:
+    plan = _explain(full_url, statements.cancel_deliveries(FAMILY, message_id=100), generic=generic)
+    assert plan.scanned_through == []
+    assert plan.rows <= 4 * GROUPS
+
+
+@modes
 def test_claiming_of_a_hot_key_reads_what_it_takes(full_url: str, generic: bool) -> None:
     statement = statements.claim_exceptions(
-        FAMILY, group_id=ORDERED, instance_id=2, token=TOKEN, limit=100, free=10, followers=100, versions=[1]
+        FAMILY,
+        group_id=ORDERED,
+        instance_id=2,
+        token=TOKEN,
+        limit=100,
+        waited=100,
+        free=10,
+        followers=100,
+        versions=[1],
     )
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
@@ -468,7 +516,7 @@ def test_letting_a_hot_key_go_on_reads_its_first_message(full_url: str, generic:
 @modes
 def test_claiming_what_was_unread_reads_that_of_the_versions_asked_for(full_url: str, generic: bool) -> None:
     statement = statements.claim_exceptions(
-        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=100, free=100, followers=100, versions=[2, 5]
+        FAMILY, group_id=1, instance_id=2, token=TOKEN, limit=100, waited=100, free=100, followers=100, versions=[2, 5]
     )
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
@@ -669,7 +717,7 @@ def test_a_position_below_open_transactions_reads_what_was_produced_meanwhile(fu
 def test_what_groups_have_not_done_is_found_among_what_waits(full_url: str) -> None:
     scanned, fetched = _touched(full_url, statements.list_unread(FAMILY))
     assert scanned == []
-    assert fetched <= 1_000 + IN_FLIGHT + UNREAD + HOT + 4 * GROUPS  # and none of the dead
+    assert fetched <= 1_000 + IN_FLIGHT + UNREAD + HOT + WAITING + 4 * GROUPS  # and none of the dead
 
 
 @modes

@@ -117,7 +117,9 @@ view consumer_group_status
     lag_time interval  -- how long ago the first message behind committed was produced
     leases integer  -- ranges that are leased to processes or free to be taken over
     processes integer  -- how many processes hold one
-    ready bigint  -- failed or delayed messages that wait for their next delivery; this and the next five count up to 100,000
+    waiting bigint  -- messages that were produced for later and are not due; this and the next six count up to 100,000
+    next_due_at timestamp with time zone  -- when the first of them is due
+    ready bigint  -- failed or delayed messages that wait for their next delivery
     inflight bigint  -- such messages that are being delivered
     deferred bigint  -- messages that wait for an earlier one of their key
     unread bigint  -- messages of a schema version that no process could read so far
@@ -135,6 +137,8 @@ view consumer_group_status
     b.lag_time,
     l.leases,
     l.processes,
+    b.waiting,
+    b.next_due_at,
     b.ready,
     b.inflight,
     b.deferred,
@@ -157,7 +161,7 @@ view consumer_group_status
            FROM sqlstreams.claim_lease
           WHERE claim_lease.group_id = g.id) l
      CROSS JOIN LATERAL ( SELECT LEAST(c.claimed, l.resolved) AS committed) p
-     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, ready, inflight, deferred, unread, dead, superseded);
+     CROSS JOIN LATERAL sqlstreams.group_backlog(s.id, g.id, p.committed) b(lag_time, waiting, next_due_at, ready, inflight, deferred, unread, dead, superseded);
 
 table consumer_instance with (fillfactor=50)
     id bigint not null generated always as identity
@@ -378,15 +382,16 @@ table exception_queue_1 with (fillfactor=70)
     constraint exception_queue_1_check CHECK (((state = 'inflight'::text) = (token IS NOT NULL)))
     constraint exception_queue_1_concurrency_check CHECK ((concurrency = ANY (ARRAY['exclusive'::text, 'ordered'::text])))
     constraint exception_queue_1_pkey PRIMARY KEY (group_id, message_id)
-    constraint exception_queue_1_state_check CHECK ((state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text, 'dead'::text, 'superseded'::text])))
+    constraint exception_queue_1_state_check CHECK ((state = ANY (ARRAY['waiting'::text, 'ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text, 'dead'::text, 'superseded'::text, 'cancelled'::text])))
 CREATE INDEX exception_queue_1_dead ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'dead'::text)
 CREATE INDEX exception_queue_1_due ON sqlstreams.exception_queue_1 USING btree (group_id, can_run_after) WHERE (state = 'ready'::text)
 CREATE INDEX exception_queue_1_inflight ON sqlstreams.exception_queue_1 USING btree (group_id, instance_id) WHERE (state = 'inflight'::text)
-CREATE INDEX exception_queue_1_keys ON sqlstreams.exception_queue_1 USING btree (group_id, message_key, message_id) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text])))
-CREATE INDEX exception_queue_1_open ON sqlstreams.exception_queue_1 USING btree (group_id, message_key) WHERE ((concurrency IS NOT NULL) AND (state = ANY (ARRAY['ready'::text, 'inflight'::text, 'unread'::text])))
+CREATE INDEX exception_queue_1_keys ON sqlstreams.exception_queue_1 USING btree (group_id, message_key, message_id) WHERE ((concurrency IS NOT NULL) AND ((state = ANY (ARRAY['ready'::text, 'inflight'::text, 'deferred'::text, 'unread'::text])) OR ((state = 'waiting'::text) AND (concurrency = 'ordered'::text))))
+CREATE INDEX exception_queue_1_open ON sqlstreams.exception_queue_1 USING btree (group_id, message_key) WHERE ((concurrency IS NOT NULL) AND ((state = ANY (ARRAY['ready'::text, 'inflight'::text, 'unread'::text])) OR ((state = 'waiting'::text) AND (concurrency = 'ordered'::text))))
 CREATE UNIQUE INDEX exception_queue_1_pkey ON sqlstreams.exception_queue_1 USING btree (group_id, message_id)
 CREATE INDEX exception_queue_1_superseded ON sqlstreams.exception_queue_1 USING btree (group_id, message_id) WHERE (state = 'superseded'::text)
 CREATE INDEX exception_queue_1_unread ON sqlstreams.exception_queue_1 USING btree (group_id, schema_version) WHERE (state = 'unread'::text)
+CREATE INDEX exception_queue_1_waiting ON sqlstreams.exception_queue_1 USING btree (group_id, can_run_after) WHERE (state = 'waiting'::text)
 
 table idempotency_key_1 with (fillfactor=50)
     idempotency_key text not null
@@ -796,17 +801,19 @@ begin
           using idempotency_keys, ids, known;
     end if;
     if exists (select from pg_catalog.unnest(compaction_ranks) r where r is not null) then
+        -- What is for later counts when it is delivered.
         execute pg_catalog.format(
             'insert into %I.%I as h (message_key, schema_version, rank, id)'
             ' select m.key, 1, (max(array[m.rank, m.id]))[1], (max(array[m.rank, m.id]))[2]'
-            '   from unnest($1, $2, $3, $4) as m (key, rank, id, known)'
+            '   from unnest($1, $2, $3, $4, $5) as m (key, rank, id, known, options)'
             '  where m.rank is not null and m.known is null'
+            '    and coalesce(m.options ->> ''deliver_at'', m.options ->> ''delay'') is null'
             '  group by m.key order by m.key collate "C"'
             ' on conflict (message_key) do update'
             '    set schema_version = excluded.schema_version, rank = excluded.rank, id = excluded.id'
             '  where (h.schema_version, h.rank, h.id) < (excluded.schema_version, excluded.rank, excluded.id)',
             'sqlstreams', 'compaction_head_' || of_stream)
-          using message_keys, compaction_ranks, ids, known;
+          using message_keys, compaction_ranks, ids, known, options;
     end if;
     return ids;
 end
@@ -846,6 +853,33 @@ begin
     elsif retry_cap not between interval '0' and longest then
         field := 'retry_cap';
         problem := pg_catalog.format('must be between 0 and %s, got %s', longest, retry_cap);
+    end if;
+    if field is not null then
+        raise exception '% %', place || field, problem
+            using errcode = 'SS010', column = field, hint = 'sqlstreams explain SQL0010';
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION sqlstreams.check_due(deliver_at timestamp with time zone, delay interval, place text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+declare
+    longest constant interval := interval '3650 days';
+    field   text;
+    problem text;
+begin
+    if deliver_at is not null and delay is not null then
+        field := 'delay';
+        problem := 'goes without deliver_at';
+    elsif deliver_at not between timestamptz '0001-01-01 00:00:00Z' and timestamptz '9999-12-31 23:59:59.999999Z' then
+        field := 'deliver_at';
+        problem := pg_catalog.format('must be in the years 1 to 9999, got %s', deliver_at);
+    elsif delay not between interval '0' and longest then
+        field := 'delay';
+        problem := pg_catalog.format('must be between 0 and %s, got %s', longest, delay);
     end if;
     if field is not null then
         raise exception '% %', place || field, problem
@@ -938,6 +972,19 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION sqlstreams.due_at(options json, created_at timestamp with time zone)
+ RETURNS timestamp with time zone
+ LANGUAGE plpgsql
+ STABLE
+AS $function$
+begin
+    return coalesce((options ->> 'deliver_at')::timestamptz,
+                    created_at + make_interval(secs => (options ->> 'delay')::double precision));
+exception when data_exception then
+    return null;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION sqlstreams.extend_log(of_stream bigint, through_id bigint)
  RETURNS bigint
  LANGUAGE plpgsql
@@ -985,7 +1032,9 @@ AS $function$
             ('{producer,operator}', 'select, insert, update', 'table', 'compaction_head_%s'),
             ('{producer,operator}', 'select, insert, update', 'table', 'idempotency_key_%s'),
             ('{consumer,operator}', 'select', 'table', 'message_log_%s'),
-            ('{consumer}', 'select', 'table', 'compaction_head_%s'),
+            -- Messages for later are locked against their cancellation, and count for their key from their delivery on.
+            ('{consumer,operator}', 'update (options)', 'table', 'message_log_%s'),
+            ('{consumer}', 'select, insert, update', 'table', 'compaction_head_%s'),
             ('{consumer,operator}', 'select, insert, update, delete', 'table', 'exception_queue_%s'),
             ('{consumer,operator}', 'select, insert', 'table', 'delivery_log_%s')
            ) as g (kinds, privileges, type, object)
@@ -1042,7 +1091,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT ready bigint, OUT inflight bigint, OUT deferred bigint, OUT unread bigint, OUT dead bigint, OUT superseded bigint)
+CREATE OR REPLACE FUNCTION sqlstreams.group_backlog(of_stream bigint, of_group bigint, committed bigint, OUT lag_time interval, OUT waiting bigint, OUT next_due_at timestamp with time zone, OUT ready bigint, OUT inflight bigint, OUT deferred bigint, OUT unread bigint, OUT dead bigint, OUT superseded bigint)
  RETURNS record
  LANGUAGE plpgsql
  STABLE
@@ -1052,7 +1101,10 @@ begin
     execute pg_catalog.format('select clock_timestamp() - created_at from %I.%I where id > $1 order by id limit 1',
         'sqlstreams', 'message_log_' || of_stream) into lag_time using committed;
     execute pg_catalog.format(
-        'select (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''ready'''
+        'select (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''waiting'''
+        '                               order by can_run_after limit 100000) as e),'
+        '       (select min(can_run_after) from %1$I.%2$I where group_id = $1 and state = ''waiting''),'
+        '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''ready'''
         '                               order by can_run_after limit 100000) as e),'
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''inflight'''
         '                               order by instance_id limit 100000) as e),'
@@ -1065,7 +1117,7 @@ begin
         '       (select count(*) from (select from %1$I.%2$I where group_id = $1 and state = ''superseded'''
         '                               order by message_id limit 100000) as e)',
         'sqlstreams', 'exception_queue_' || of_stream)
-       into ready, inflight, deferred, unread, dead, superseded
+       into waiting, next_due_at, ready, inflight, deferred, unread, dead, superseded
       using of_group;
     lag_time := coalesce(lag_time, interval '0');
 end
@@ -1206,13 +1258,16 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.message_options(headers json, concurrency text, timeout interval, max_retries integer, max_delays integer, retry_base interval, retry_exponent double precision, retry_cap interval)
+CREATE OR REPLACE FUNCTION sqlstreams.message_options(headers json, concurrency text, timeout interval, max_retries integer, max_delays integer, retry_base interval, retry_exponent double precision, retry_cap interval, deliver_at timestamp with time zone, delay interval)
  RETURNS json
  LANGUAGE plpgsql
  IMMUTABLE
 AS $function$
+declare
+    seconds constant numeric := nullif(extract(epoch from delay), 0);
 begin
-    if pg_catalog.num_nonnulls(headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap) = 0
+    if pg_catalog.num_nonnulls(headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap,
+        deliver_at, seconds) = 0
     then
         return null;
     end if;
@@ -1224,11 +1279,13 @@ begin
         'max_delays', max_delays,
         'retry_base', 'PT' || extract(epoch from retry_base) || 'S',
         'retry_exponent', retry_exponent,
-        'retry_cap', 'PT' || extract(epoch from retry_cap) || 'S'));
+        'retry_cap', 'PT' || extract(epoch from retry_cap) || 'S',
+        'deliver_at', pg_catalog.to_char(deliver_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+        'delay', seconds));
 end
 $function$
 
-CREATE OR REPLACE FUNCTION sqlstreams.produce(stream text, payload json, message_key text DEFAULT NULL::text, routing_key text DEFAULT NULL::text, headers json DEFAULT NULL::json, compaction_rank bigint DEFAULT NULL::bigint, concurrency text DEFAULT NULL::text, timeout interval DEFAULT NULL::interval, max_retries integer DEFAULT NULL::integer, max_delays integer DEFAULT NULL::integer, retry_base interval DEFAULT NULL::interval, retry_exponent double precision DEFAULT NULL::double precision, retry_cap interval DEFAULT NULL::interval, idempotency_key text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION sqlstreams.produce(stream text, payload json, message_key text DEFAULT NULL::text, routing_key text DEFAULT NULL::text, headers json DEFAULT NULL::json, compaction_rank bigint DEFAULT NULL::bigint, concurrency text DEFAULT NULL::text, timeout interval DEFAULT NULL::interval, max_retries integer DEFAULT NULL::integer, max_delays integer DEFAULT NULL::integer, retry_base interval DEFAULT NULL::interval, retry_exponent double precision DEFAULT NULL::double precision, retry_cap interval DEFAULT NULL::interval, idempotency_key text DEFAULT NULL::text, deliver_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay interval DEFAULT NULL::interval)
  RETURNS bigint
  LANGUAGE plpgsql
 AS $function$
@@ -1244,11 +1301,12 @@ begin
         payload, message_key, routing_key, headers, compaction_rank, idempotency_key, config.max_payload, '');
     perform "sqlstreams".check_delivery(
         message_key, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap, '');
+    perform "sqlstreams".check_due(deliver_at, delay, '');
     if concurrency in ('exclusive', 'ordered') then
         update "sqlstreams".stream_config c set keyed = true where c.id = config.id and not c.keyed;
     end if;
     options := "sqlstreams".message_options(
-        headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap);
+        headers, concurrency, timeout, max_retries, max_delays, retry_base, retry_exponent, retry_cap, deliver_at, delay);
     if compaction_rank is null and idempotency_key is null then
         -- As append_messages does it, and half again as fast for one message (benchmarks/produce.py).
         log := pg_catalog.format('%I.%I', 'sqlstreams', 'message_log_' || config.id);
@@ -1273,9 +1331,10 @@ CREATE OR REPLACE FUNCTION sqlstreams.produce_many(stream text, messages json)
 AS $function$
 declare
     names  constant text[] := array['payload', 'message_key', 'routing_key', 'headers', 'compaction_rank', 'concurrency',
-        'timeout', 'max_retries', 'max_delays', 'retry_base', 'retry_exponent', 'retry_cap', 'idempotency_key'];
+        'timeout', 'max_retries', 'max_delays', 'retry_base', 'retry_exponent', 'retry_cap', 'idempotency_key',
+        'deliver_at', 'delay'];
     texts  constant text[] := array['message_key', 'routing_key', 'concurrency', 'timeout', 'retry_base', 'retry_cap',
-        'idempotency_key'];
+        'idempotency_key', 'deliver_at', 'delay'];
     config            record;
     member            record;
     message           json;
@@ -1315,6 +1374,8 @@ begin
                         pg_catalog.array_to_string(names, ', '));
                 elsif member.key = any(texts) and member.kind not in ('string', 'null') then
                     problem := pg_catalog.format('%s%s must be a text, got a JSON %s', place, member.key, member.kind);
+                elsif member.key = 'deliver_at' and message ->> 'deliver_at' !~ '(Z|[+-][0-9]{2}(:?[0-9]{2})?)$' then
+                    problem := pg_catalog.format('%sdeliver_at must have a zone, got %s', place, message -> 'deliver_at');
                 end if;
                 exit when problem is not null;
             end loop;
@@ -1324,20 +1385,22 @@ begin
               from pg_catalog.json_to_record(message) as r (
                    message_key text, routing_key text, headers json, compaction_rank bigint, concurrency text,
                    timeout interval, max_retries integer, max_delays integer, retry_base interval,
-                   retry_exponent double precision, retry_cap interval, idempotency_key text);
+                   retry_exponent double precision, retry_cap interval, idempotency_key text,
+                   deliver_at timestamptz, delay interval);
             perform "sqlstreams".check_message(
                 message -> 'payload', m.message_key, m.routing_key, m.headers, m.compaction_rank, m.idempotency_key,
                 config.max_payload, place);
             perform "sqlstreams".check_delivery(
                 m.message_key, m.concurrency, m.timeout, m.max_retries, m.max_delays, m.retry_base, m.retry_exponent,
                 m.retry_cap, place);
+            perform "sqlstreams".check_due(m.deliver_at, m.delay, place);
             keyed := keyed or coalesce(m.concurrency in ('exclusive', 'ordered'), false);
             payloads[n] := message -> 'payload';
             message_keys[n] := m.message_key;
             routing_keys[n] := m.routing_key;
             options[n] := "sqlstreams".message_options(
                 m.headers, m.concurrency, m.timeout, m.max_retries, m.max_delays, m.retry_base, m.retry_exponent,
-                m.retry_cap);
+                m.retry_cap, m.deliver_at, m.delay);
             compaction_ranks[n] := m.compaction_rank;
             idempotency_keys[n] := m.idempotency_key;
         end loop;
@@ -1624,6 +1687,7 @@ begin
         '  join %1$I.consumer_group_cursor c on c.group_id = g.id'
         ' cross join lateral (select least(c.claimed + 1,'
         '           (select min(resolved) + 1 from %1$I.claim_lease where group_id = g.id),'
+        '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''waiting''),'
         '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''ready''),'
         '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''inflight''),'
         '           (select min(message_id + 0) from %1$I.%2$I where group_id = g.id and state = ''unread''),'

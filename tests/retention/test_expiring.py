@@ -108,7 +108,7 @@ async def test_a_leased_range_is_not_done(client: AsyncClient, database_url: str
     assert expiry.held_back_by[0].startswith("group g has not done message 1151")
 
 
-@pytest.mark.parametrize("state", ["ready", "inflight", "deferred", "unread"])
+@pytest.mark.parametrize("state", ["waiting", "ready", "inflight", "deferred", "unread"])
 async def test_a_message_that_waits_for_another_delivery_is_not_done(
     client: AsyncClient, database_url: str, state: str
 ) -> None:
