@@ -31,7 +31,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses 3 --dist loadfile $(ARGS)
 
 bench: $(VENV)/.dev
 	@set -e; for benchmark in $(BENCHMARKS); do echo "== $$benchmark $(SIZE)"; $(BIN)/python $$benchmark $(SIZE); done

@@ -16,12 +16,16 @@ async def _restarted_until(is_so: Callable[[list[Process]], bool], start: Start)
     processes: list[Process] = []
 
     def holds() -> bool:
-        if not processes or not processes[-1].runs:
-            processes.append(start(handler="killed_by_one", seconds=0.002, concurrency=10, prefetch=100))
+        _keep_one_running(processes, start)
         return is_so(processes)
 
     await eventually(holds, within=60)
     return processes
+
+
+def _keep_one_running(processes: list[Process], start: Start) -> None:
+    if not processes or not processes[-1].runs:
+        processes.append(start(handler="killed_by_one", seconds=0.002, concurrency=10, prefetch=100))
 
 
 async def test_the_killer_alone_is_charged_and_dies_within_its_retries(client: AsyncClient, start: Start) -> None:
@@ -38,7 +42,7 @@ async def test_the_killer_alone_is_charged_and_dies_within_its_retries(client: A
     processes = await _restarted_until(others_are_done, start)
 
     async def is_dead() -> bool:
-        await _restarted_until(lambda _: True, start) if not processes[-1].runs else None
+        _keep_one_running(processes, start)
         return (await group.status()).dead == 1
 
     await eventually(is_dead, within=30)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Barrier
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Literal
 
-from sqlstreams import AsyncClient, Client
+from sqlstreams import AsyncClient, Client, meta
 from sqlstreams.produce.append import LogRoom
 from sqlstreams.statements import Family
 from tests.produce.log import ask, partitions, stored
-from tests.support import Note
+from tests.support import Note, consuming, eventually
 
 
 def test_single_messages_cross_the_edges(database_url: str) -> None:
@@ -79,6 +82,58 @@ def test_many_producers_meet_the_edge_at_once(database_url: str) -> None:
         batches = threads.map(lambda _: producer.produce_many([Note("")] * 700), range(24))
         ids = [receipt.id for receipts in batches for receipt in receipts]
     assert len(set(ids)) == len(stored(database_url)) == 24 * 700
+
+
+def test_twenty_producers_meet_one_edge_and_nobody_fails(database_url: str) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(database_url, pool_size=1)) for _ in range(20)]
+        clients[0].stream("notes", Note).register(partition_rows=1_000)
+        producers = [client.stream("notes", Note).producer().register() for client in clients]
+        ask(database_url, "select setval('sqlstreams.message_log_1_id', 1990)")
+        together = Barrier(20)
+        threads = stack.enter_context(ThreadPoolExecutor(20))
+        ids = list(threads.map(lambda producer: (together.wait(), producer.produce(Note("")).id)[1], producers))
+    assert len(set(ids)) == len(stored(database_url)) == 20
+
+
+@pytest.mark.parametrize("power", [31, 53])
+async def test_ids_beyond_what_others_can_count_are_produced_and_consumed(database_url: str, power: int) -> None:
+    async with AsyncClient(database_url) as client:
+        stream = await client.stream("notes", Note).register(partition_rows=1_000_000_000)
+        consumer = await stream.consumer("g").register(max_retries=0)
+        _move_log(database_url, 2**power - 5)
+        receipts = await stream.producer().produce_many([Note(str(number)) for number in range(10)])
+        seen: list[int] = []
+
+        async def handle(note: Note) -> None:
+            seen.append(meta().id)
+            if note.text == "7":
+                raise ValueError(note.text)
+
+        async with consuming(consumer, handle):
+            await eventually(lambda: len(seen) == 10)
+            await eventually(lambda: consumer.stats.dead == 1)
+        letters = await consumer.dead_letters()
+        status = await consumer.status()
+    assert sorted(seen) == [receipt.id for receipt in receipts]
+    assert max(seen) > 2**power
+    assert [letter.id for letter in letters] == [receipts[7].id]
+    assert status.head == receipts[-1].id
+
+
+def _move_log(url: str, last_id: int) -> None:
+    """Have the next message take the id behind `last_id`, as if so many had been produced."""
+    edge = last_id // 1_000_000_000 * 1_000_000_000
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("drop table sqlstreams.message_log_1_from_0")
+        connection.execute(
+            SQL(
+                "create table sqlstreams.message_log_1_from_{edge} partition of sqlstreams.message_log_1"
+                " for values from ({edge}) to ({until})"
+            ).format(edge=SQL(str(edge)), until=Literal(edge + 1_000_000_000))
+        )
+        connection.execute("select setval('sqlstreams.message_log_1_id', %s)", [last_id])
+        connection.execute("update sqlstreams.consumer_group_cursor set claimed = %s", [last_id])
 
 
 async def test_partitions_are_made_before_they_are_missed(database_url: str) -> None:
