@@ -21,6 +21,7 @@ PayloadT = TypeVar("PayloadT")
 
 ASKS_NOTHING: Final = DeliveryOptions()
 _ENCODER = msgspec.json.Encoder()
+_MOST_HEADER_BYTES: Final = 16_384
 _UNTYPED = msgspec.json.Decoder()
 _BACKSLASH = ord("\\")
 _REFERENCE = "#/$defs/"
@@ -134,14 +135,21 @@ def describe_change(recorded: JsonSchema, given: JsonSchema) -> str:
 def encode_options(
     *,
     headers: Mapping[str, str] | None,
+    trace: Mapping[str, str] | None = None,
     delivery: DeliveryOptions = ASKS_NOTHING,
     scheduled_at: datetime | None = None,
     deliver_at: datetime | None = None,
     delay: timedelta | None = None,
 ) -> bytes | None:
-    """Return the stored form of a message's options, or None when there are none."""
+    """Return the stored form of a message's options, or None when there are none.
+
+    `trace` are headers of ours: those of the caller come first, and leave them out when they leave no room.
+    """
     options: dict[str, object] = {}
-    if headers is not None and (checked := _check_headers(headers)):
+    checked = {} if headers is None else _check_headers(headers)
+    if trace:
+        checked = _join_trace(checked, trace)
+    if checked:
         options["headers"] = checked
     if delivery is not ASKS_NOTHING:
         options |= msgspec.to_builtins(delivery)
@@ -166,9 +174,16 @@ def _check_headers(headers: object) -> dict[str, str]:
         encoded = _ENCODER.encode(dict(headers))
     except UnicodeEncodeError:
         raise InvalidInput("headers", "must not contain a lone surrogate") from None
-    if len(encoded) > 16_384:
-        raise InvalidInput("headers", f"must have at most 16384 bytes together, got {len(encoded)}")
+    if len(encoded) > _MOST_HEADER_BYTES:
+        raise InvalidInput("headers", f"must have at most {_MOST_HEADER_BYTES} bytes together, got {len(encoded)}")
     return dict(headers)
+
+
+def _join_trace(headers: dict[str, str], trace: Mapping[str, str]) -> dict[str, str]:
+    if any(name.lower() in trace for name in headers):
+        return headers
+    joined = {**headers, **trace}
+    return joined if len(_ENCODER.encode(joined)) <= _MOST_HEADER_BYTES else headers
 
 
 class _Options(Struct, frozen=True):

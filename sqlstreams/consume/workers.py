@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -16,7 +17,7 @@ from sqlstreams.consume.budget import is_spent
 from sqlstreams.consume.context import current, named
 from sqlstreams.consume.lanes import Lane
 from sqlstreams.consume.outcome import SPENT, SUPERSEDED, UNDONE, UNREAD, Outcome, decide
-from sqlstreams.consume.ranges import ID, Range, Work
+from sqlstreams.consume.ranges import ID, OPTIONS, Range, Work
 from sqlstreams.consume.reading import Unreadable
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.suspects import Suspects
@@ -24,6 +25,7 @@ from sqlstreams.consume.transactions import DeliveryRefused, Undone
 from sqlstreams.consume.watchdog import Watchdog
 from sqlstreams.consume.work_queue import WorkQueue
 from sqlstreams.statements import Columns
+from sqlstreams.tracing import trace_of
 
 _log = logging.getLogger("sqlstreams.consume")
 
@@ -32,6 +34,7 @@ Settle = Callable[[Work, int, Outcome | None], None]
 # A handler that never waits would keep the answer to the next claim from being read.
 _BETWEEN_BREATHS: Final = 100
 _BETWEEN_CONNECTS: Final = 0.5
+_UNTRACED: Final = nullcontext()
 
 
 class Workers:
@@ -116,11 +119,12 @@ class Workers:
             return
         try:
             payload = self._read(row)
-            call = lane.call(payload, work, (index,))
-            if budget.timeout is None:
-                await call
-            else:
-                await self._within(budget.timeout, call, lane)
+            with _UNTRACED if row[OPTIONS] is None else trace_of(row[OPTIONS]):
+                call = lane.call(payload, work, (index,))
+                if budget.timeout is None:
+                    await call
+                else:
+                    await self._within(budget.timeout, call, lane)
         except BaseException as error:
             self._ended_badly(work, (index,), error)
         else:

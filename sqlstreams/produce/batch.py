@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Generic, TypeVar, cast
 
@@ -18,6 +18,7 @@ from sqlstreams.model import Message, Receipt
 from sqlstreams.names import check_key
 from sqlstreams.options import DeliveryOptions, check_due, check_rank
 from sqlstreams.statements import Act, Family, Nothing, Statement, ask, move_heads, produce_many
+from sqlstreams.tracing import current_trace
 
 PayloadT = TypeVar("PayloadT")
 ValueT = TypeVar("ValueT")
@@ -97,10 +98,13 @@ class Encoder(Generic[PayloadT]):
         keyless = msgspec.structs.replace(defaults, concurrency=None)
         self._keyless_defaults = keyless if keyless != ASKS_NOTHING else ASKS_NOTHING
         _, self._delay = check_due(None, delay)
-        self._plain_options = encode_options(headers=None, delivery=self._keyless_defaults, delay=delay)
+        self._plain_options = self._encode_plain(None)
 
     def one(self, message: Message[PayloadT], *, max_payload: int) -> Encoded:
         """Encode one message; raise `InvalidInput` naming the field that cannot be stored."""
+        return self._one(message, max_payload, current_trace())
+
+    def _one(self, message: Message[PayloadT], max_payload: int, trace: Mapping[str, str]) -> Encoded:
         encoded = self._payload(message.payload, max_payload)
         delivery = self._delivery(message)
         deliver_at, delay = self._due(message)
@@ -108,7 +112,9 @@ class Encoder(Generic[PayloadT]):
             payload=encoded,
             key=check_key("key", message.key),
             routing_key=check_key("routing_key", message.routing_key),
-            options=encode_options(headers=message.headers, delivery=delivery, deliver_at=deliver_at, delay=delay),
+            options=encode_options(
+                headers=message.headers, trace=trace, delivery=delivery, deliver_at=deliver_at, delay=delay
+            ),
             asks_for_keys=delivery.concurrency in ("exclusive", "ordered"),
             compaction_rank=_rank(message),
             is_for_later=deliver_at is not None or bool(delay),
@@ -141,17 +147,24 @@ class Encoder(Generic[PayloadT]):
 
     def each(self, items: Iterable[PayloadT | Message[PayloadT]], *, max_payload: int) -> Iterator[Encoded]:
         """Encode one message after the other; the field of a refusal says which one it was."""
+        trace = current_trace()
+        plain = self._plain_options if not trace else self._encode_plain(trace)
         for position, item in enumerate(items):
             try:
-                yield self._item(item, max_payload)
+                yield self._item(item, max_payload, trace, plain)
             except InvalidInput as error:
                 raise type(error)(f"messages[{position}].{error.field}", error.problem) from None
 
-    def _item(self, item: PayloadT | Message[PayloadT], max_payload: int) -> Encoded:
+    def _encode_plain(self, trace: Mapping[str, str] | None) -> bytes | None:
+        return encode_options(headers=None, trace=trace, delivery=self._keyless_defaults, delay=self._delay)
+
+    def _item(
+        self, item: PayloadT | Message[PayloadT], max_payload: int, trace: Mapping[str, str], plain: bytes | None
+    ) -> Encoded:
         if not isinstance(item, Message):
-            return Encoded(self._payload(item, max_payload), None, None, self._plain_options)
+            return Encoded(self._payload(item, max_payload), None, None, plain)
         message: Message[PayloadT] = item
-        return self.one(message, max_payload=max_payload)
+        return self._one(message, max_payload, trace)
 
     def _payload(self, payload: PayloadT, max_payload: int) -> bytes:
         encoded = self._codec.encode(payload)
