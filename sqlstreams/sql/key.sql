@@ -26,22 +26,24 @@ keyed as materialized (
       join {schema}.consumer_group_config g on g.id = %(group_id)s
      where m.message_key is not null
        and coalesce(m.options ->> 'concurrency', g.concurrency) in ('exclusive', 'ordered')
-       and not exists (select
-                         from {schema}.exception_queue_{stream} e
-                        where e.group_id = %(group_id)s
-                          and e.message_id = m.id)
+       -- Looked up one by one: of a table that was never analyzed, a join may read all the rows of the group each time.
+       and (select true
+              from {schema}.exception_queue_{stream} e
+             where e.group_id = %(group_id)s
+               and e.message_id = m.id) is null
 ),
 behind as materialized (
     select k.message_key
       from (select message_key, max(id) as id from keyed where concurrency = 'ordered' group by message_key) as k
-     where exists (select
-                     from {schema}.exception_queue_{stream} e
-                    where e.group_id = %(group_id)s
-                      and e.message_key = k.message_key
-                      and e.concurrency = 'ordered'
-                      and (e.state in ('ready', 'inflight', 'deferred', 'unread')
-                           or e.state = 'waiting' and e.concurrency = 'ordered')
-                      and e.message_id < k.id)
+     where (select true
+              from {schema}.exception_queue_{stream} e
+             where e.group_id = %(group_id)s
+               and e.message_key = k.message_key
+               and e.concurrency = 'ordered'
+               and (e.state in ('ready', 'inflight', 'deferred', 'unread')
+                    or e.state = 'waiting' and e.concurrency = 'ordered')
+               and e.message_id < k.id
+             limit 1)
 ),
 acquired as (
     -- In the order of the keys, so that no two processes wait for each other.

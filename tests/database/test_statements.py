@@ -239,6 +239,7 @@ PATIENT, WAITING = 6, 5_000
 KEYS = 2_500
 IDEMPOTENT, EXPIRED = 20_000, 1_000
 ORDERED, HOT = 4, 20_000
+HOT_AT = CLAIMED - ORDERED * 200 - 200 + 1  # where its second range begins
 LAST_PARTITION = {f"message_log_1_from_{MESSAGES}"}  # which holds one message
 
 
@@ -297,6 +298,10 @@ def _fill(connection: psycopg.Connection) -> None:
             select {ORDERED}, {DEAD} + 20_000 + n, case n when 1 then 'ready' else 'deferred' end,
                    now() - interval '1 hour', 'hot', 'ordered'
               from generate_series(1, {HOT}) as n""",
+        f"""update sqlstreams.consumer_group_config set concurrency = 'ordered' where id in (1, {ORDERED})""",
+        f"""update sqlstreams.message_log_1
+               set message_key = 'hot'
+             where id between {HOT_AT} and {HOT_AT} + 99 and id % 20 = 1""",
         f"""insert into sqlstreams.exception_queue_1 (group_id, message_id, state, can_run_after)
             select {PATIENT}, n, 'waiting', now() + make_interval(secs => n::int - 1000)
               from generate_series(1, {WAITING}) as n""",
@@ -504,6 +509,17 @@ def test_claiming_of_a_hot_key_reads_what_it_takes(full_url: str, generic: bool)
     plan = _explain(full_url, statement, generic=generic)
     assert plan.scanned_through == []
     assert 100 <= plan.rows <= 4 * 101 + 10
+
+
+@modes
+@pytest.mark.parametrize("group_id", [1, ORDERED], ids=["beside dead ones", "behind a hot key"])
+def test_taking_the_keys_of_a_range_reads_that_range(full_url: str, generic: bool, group_id: int) -> None:
+    token = UUID(int=group_id * 20 + 2)  # of a range of a hundred, every tenth or twentieth with a key
+    statement = statements.gate(FAMILY, group_id=group_id, instance_id=2, token=token, chain=["k"], steal=False)
+    plan = _explain(full_url, statement, generic=generic)
+    assert plan.scanned_through == []
+    assert 100 <= plan.rows <= 100 + 3 * 10
+    assert len(plan.partitions) <= 2
 
 
 @modes
