@@ -183,6 +183,41 @@ def test_a_range_is_not_released_with_an_old_token(world: World, before: list[An
     assert world.rows() == before
 
 
+def test_a_message_is_not_noted_as_running_with_an_old_token(world: World, before: list[Any]) -> None:
+    # Else the message that another process runs would be charged, should that one die.
+    for token, instance_id in ((world.old_token, world.old_id), (world.new_token, world.old_id)):
+        late = statements.note_running(SCHEMA, token=token, instance_id=instance_id, message_id=3, resolved=2)
+        assert execute(world.old, late) == []
+    late_start = statements.start_exception(world.family, group_id=1, token=world.old_retry, message_id=1)
+    assert execute(world.old, late_start) == []
+    assert world.rows() == before
+
+
+def test_a_lease_is_not_renewed_with_another_token(world: World) -> None:
+    def expiry() -> Any:
+        return world.new.execute("select id, expires_at from sqlstreams.consumer_instance order by id").fetchall()
+
+    before = expiry()
+    late = statements.renew_instance(SCHEMA, instance_id=world.old_id, token=uuid4(), ttl=600)
+    assert execute(world.old, late) == []
+    assert expiry() == before
+
+
+def test_a_key_that_another_process_has_by_now_is_not_given_up(world: World) -> None:
+    def holders() -> Any:
+        return world.new.execute("select message_key, instance_id from sqlstreams.message_key_lease").fetchall()
+
+    # Given a key that the old process had, which the new one took
+    world.new.execute("insert into sqlstreams.message_key_lease values (1, 'k', %s)", [world.new_id])
+    # When the old one gives it up, then it stays; when the new one does, it goes
+    for instance_id, left in ((world.old_id, [("k", world.new_id)]), (world.new_id, [])):
+        release = statements.release_keys(SCHEMA, group_id=1, instance_id=instance_id, keys=["k"])
+        disown = statements.disown_keys(SCHEMA, group_id=1, instance_id=world.old_id, known=[])
+        execute(world.old, disown)
+        execute(world.old, release)
+        assert holders() == left
+
+
 def test_retries_of_another_process_are_not_released(world: World, before: list[Any]) -> None:
     late = statements.release_exceptions(world.family, group_id=world.group_id, instance_id=world.old_id, known=[])
     assert execute(world.old, late) == []
@@ -218,6 +253,9 @@ def test_with_the_token_that_holds_every_statement_takes_effect(world: World) ->
         new, statements.checkpoint(SCHEMA, instance_id=world.new_id, tokens=tokens, resolved=[5], done=[[7]])
     )
     assert execute(new, world.record_exceptions(world.new_token, world.new_id, [6]))
+    running = statements.note_running(SCHEMA, token=world.new_token, instance_id=world.new_id, message_id=8, resolved=5)
+    assert execute(new, running)
+    assert execute(new, statements.start_exception(family, group_id=group_id, token=world.new_retry, message_id=1))
     assert execute(
         new,
         statements.complete_exceptions(

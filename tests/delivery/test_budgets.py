@@ -241,6 +241,33 @@ async def test_each_message_waits_for_its_own_pause(client: AsyncClient, notes: 
     assert (message_id, state) == (1, "ready")
 
 
+async def test_retries_run_beside_fresh_messages_by_the_same_handlers(
+    client: AsyncClient, notes: AsyncStream[Note]
+) -> None:
+    group = await notes.consumer("g").register(retry_base=SOON)
+    await notes.producer().produce_many([Note("fails"), *(Note(str(number)) for number in range(200))])
+    retried, begun, running, most = asyncio.Event(), list[str](), 0, 0
+
+    async def handle(note: Note) -> None:
+        nonlocal running, most
+        begun.append(note.text)
+        running += 1
+        most = max(most, running)
+        with contextlib.suppress(TimeoutError):
+            if note.text != "fails":
+                await asyncio.wait_for(retried.wait(), 0.02)  # so that all of them together take two seconds
+        running -= 1
+        if note.text == "fails" and meta().attempt == 1:
+            raise ValueError("once")
+        if note.text == "fails":
+            retried.set()
+
+    async with consuming(group, handle, concurrency=2):
+        await eventually(lambda: len(begun) == 202)
+    assert begun.index("fails", 1) < 100
+    assert most == 2
+
+
 async def test_a_running_consumer_goes_by_what_was_declared_last(
     client: AsyncClient, notes: AsyncStream[Note], database_url: str
 ) -> None:

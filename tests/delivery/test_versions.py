@@ -118,6 +118,28 @@ async def _committed(client: AsyncClient, message_id: int) -> bool:
     return (await client.stream("orders").consumer("g").status()).committed == message_id
 
 
+async def test_what_a_dead_process_left_of_another_version_waits_for_a_process_that_reads_it(database_url: str) -> None:
+    async with AsyncClient(database_url) as client:
+        await _both_versions(client, 3)
+        # Given a range of all six messages, whose process died twice
+        async with client._database.connection() as connection:
+            await connection.execute("update sqlstreams.consumer_group_cursor set claimed = 6")
+            await connection.execute(
+                "insert into sqlstreams.claim_lease (token, group_id, low, high, resolved, reclaims)"
+                " values (gen_random_uuid(), 1, 1, 6, 0, 2)"
+            )
+        consumer, handled = client.stream("orders", OrderV1).consumer("g"), list[int]()
+
+        async def handle(order: OrderV1) -> None:
+            handled.append(order.euros)
+
+        async with consuming(consumer, handle):
+            await eventually(lambda: consumer.stats.unread == 3 and len(handled) == 3)
+            await eventually(lambda: _committed(client, 6))
+        status = await consumer.status()
+        assert (sorted(handled), status.unread, status.ready, status.dead) == ([0, 1, 2], 3, 0, 0)
+
+
 async def test_a_retry_of_a_version_waits_for_a_process_that_reads_it_and_keeps_its_count(database_url: str) -> None:
     async with AsyncClient(database_url) as client:
         await _both_versions(client, 1)
