@@ -236,8 +236,7 @@ def _manager(client: Client) -> Iterator[Check]:
         where = ", ".join(f"{each.hostname} (process {each.pid})" for each in live)
         yield Check("manager", "ok", f"it runs at {where}, term {live[-1].term}")
     else:
-        text = "no process runs it: no upkeep is done. Every process that consumes would"
-        yield Check("manager", "info", text, "sqlstreams manager run")
+        yield _nobody_manages(client)
     for duty in status.duties:
         if duty.failures:
             text = f"it failed {duty.failures:,} times in a row: {_first_line(duty.last_error)}"
@@ -245,6 +244,17 @@ def _manager(client: Client) -> Iterator[Check]:
         elif duty.suspended:
             fix = f"sqlstreams manager unsuspend {duty.name}"
             yield Check(f"duty {duty.name}", "info", "it is suspended", fix)
+
+
+def _nobody_manages(client: Client) -> Check:
+    schedules, deadlines = (
+        sum(not each.suspended for each in found) for found in (client.list_schedules(), client.list_deadlines())
+    )
+    counted = ((schedules, "schedules"), (deadlines, "deadlines"))
+    waiting = " and ".join(f"{count:,} {noun if count > 1 else noun[:-1]}" for count, noun in counted if count)
+    what = f"{waiting} will not be seen to, and " if waiting else ""
+    text = f"no process runs it: {what}no upkeep is done. Every process that consumes would"
+    return Check("manager", "warn" if waiting else "info", text, "sqlstreams manager run")
 
 
 def _first_line(text: str | None) -> str:

@@ -24,6 +24,7 @@ _INSTANCES = ("term", "hostname", "pid", "library", "started_at", "expires_at", 
 _DUTIES = (
     "name",
     "suspended",
+    "running_since",
     "last_run_at",
     "last_took",
     "last_done",

@@ -152,6 +152,25 @@ def test_zone_data_that_is_old_or_differs_is_warned_of(
     assert [each.state for each in doctor._zone_data(datetime(2026, 6, 1, tzinfo=UTC))] == states
 
 
+def test_schedules_and_deadlines_that_nobody_sees_to_are_warned_of(run: Run, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("create table t (id bigint primary key, at timestamptz, state text)")
+    with Client(database_url) as client:
+        client.stream("notes").register()
+        for name in ("nightly", "hourly", "resting"):
+            client.scheduler(name).register("notes", "@hourly", {})
+        client.scheduler("resting").suspend()
+        assert "2 schedules will not be seen to" in check(run("doctor", "--json"), "manager")["text"]
+        client.deadline("d").register(
+            "notes", table="t", key="id", deadline="at", state="state", from_state="held", to_state="expired"
+        )
+
+    told = check(run("doctor", "--json"), "manager")
+
+    assert (told["state"], told["fix"]) == ("warn", "sqlstreams manager run")
+    assert "2 schedules and 1 deadline will not be seen to" in told["text"]
+
+
 def test_a_duty_that_fails_and_a_manager_that_is_suspended_are_told(run: Run, database_url: str) -> None:
     assert check(run("doctor", "--json"), "manager")["state"] == "info"
     with psycopg.connect(database_url, autocommit=True) as connection:
