@@ -15,7 +15,7 @@ from msgspec import Struct
 from sqlstreams.errors import InvalidInput
 from sqlstreams.model import JsonSchema, RawPayload
 from sqlstreams.names import shorten
-from sqlstreams.options import DeliveryOptions
+from sqlstreams.options import DeliveryOptions, check_integer
 
 PayloadT = TypeVar("PayloadT")
 
@@ -41,12 +41,17 @@ class Codec(Generic[PayloadT]):
     """Encodes and decodes one payload type.
 
     A msgspec Struct, dataclass, TypedDict, attrs class, pydantic model, a plain JSON type, or `RawPayload`.
+    `schema_version` is the version of a type that takes any JSON; the others say theirs themselves.
     """
 
-    def __init__(self, payload_type: type[PayloadT]) -> None:
+    def __init__(self, payload_type: type[PayloadT], *, schema_version: int | None = None) -> None:
         # Any JSON-able type, TypedDicts and unions among them, which `type` cannot say.
         self.payload_type = payload_type
         self.schema_version = _schema_version(payload_type)
+        if schema_version is not None:
+            self.schema_version = check_integer("schema_version", schema_version, low=1, high=2**31 - 1)
+            if self.json_schema() is not None:
+                raise InvalidInput("schema_version", f"is said by {_type_name(payload_type)} itself; leave it out")
         self._dump, self._load = _faces(payload_type)
         self.decode: Callable[[bytes], PayloadT] = self._load
         """Return the payload in stored JSON; raise `DecodeFailed` when it does not fit the type."""

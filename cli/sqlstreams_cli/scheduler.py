@@ -69,6 +69,9 @@ def register(
     ],
     payload: Annotated[str | None, typer.Option(metavar="JSON", help="What each message says.")] = None,
     payload_file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read that from a file.")] = None,
+    schema_version: Annotated[
+        int, typer.Option(metavar="N", help="Of which version of the stream's payload it is.")
+    ] = 1,
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="The zone of the expression.")] = "UTC",
     catch_up: Annotated[
         str, typer.Option(metavar="WHICH", help="After downtime: newest, oldest, all or skip.")
@@ -98,6 +101,7 @@ def register(
             stream,
             expression,
             _payload(payload, payload_file),
+            schema_version=schema_version,
             timezone=timezone,
             catch_up=catch_up,
             catch_up_window=parse_duration(window, option="--window"),

@@ -59,6 +59,7 @@ class Scheduler:
         payload: Any,
         *,
         payload_type: Any = None,
+        schema_version: int | None = None,
         timezone: str = "UTC",
         concurrency: str = "parallel",
         timeout: timedelta = _TIMEOUT,
@@ -75,8 +76,9 @@ class Scheduler:
         `expression` has five fields of cron, or is `@hourly`, `@every 90s` and the like (docs/schedules.md), read in
         `timezone`; its times are the slots. For each slot from `start_at` to `end_at` a message with `payload` is
         produced to `stream`, with the name of the schedule as its key. `payload_type` is the type of the payload where
-        that does not say it itself, as a TypedDict. The first slot is the next one after now; after a change of the
-        expression, the zone or the bounds too, and what was due until then and not fired is recorded as skipped.
+        that does not say it itself, as a TypedDict; `schema_version` is the version (1) of a plain dict or
+        `RawPayload`. The first slot is the next one after now; after a change of the expression, the zone or the bounds
+        too, and what was due until then and not fired is recorded as skipped.
 
         A slot is put off by up to `jitter`. `catch_up` says what is fired of slots that nobody fired in time: the
         `newest`, the `oldest`, `all` or none (`skip`), of those not older than `catch_up_window`. A message that nobody
@@ -97,7 +99,9 @@ class Scheduler:
             jitter=jitter,
             compaction=compaction,
         )
-        codec: Codec[Any] = Codec(type(payload) if payload_type is None else payload_type)
+        codec: Codec[Any] = Codec(
+            type(payload) if payload_type is None else payload_type, schema_version=schema_version
+        )
         registered = self._run_within(
             connection,
             lambda: acts.register_schedule(

@@ -17,11 +17,11 @@ def test_every_option_reaches_the_library(run: Run, tmp_path: Path) -> None:
     payload = tmp_path / "payload.json"
     payload.write_text('{"region": "eu"}')
     options = (
-        "--catch-up all --window 30d --jitter 30s --concurrency exclusive --timeout 2m --no-compaction"
-        " --start-at 2027-01-01T00:00Z --end-at 2028-01-01T00:00Z"
+        "--schema-version 3 --catch-up all --window 30d --jitter 30s --concurrency exclusive --timeout 2m"
+        " --no-compaction --start-at 2027-01-01T00:00Z --end-at 2028-01-01T00:00Z"
     )
     shown = run(*REGISTER, "--payload-file", str(payload), *options.split(), "--json").json()
-    assert shown["payload"] == {"region": "eu"}
+    assert (shown["payload"], shown["schema_version"]) == ({"region": "eu"}, 3)
     assert (shown["expression"], shown["timezone"], shown["stream"]) == ("0 2 * * *", "Europe/Berlin", "invoices")
     assert (shown["catch_up"], shown["catch_up_window"], shown["jitter"]) == ("all", 30 * 86_400, 30)
     assert (shown["concurrency"], shown["timeout"], shown["compaction"]) == ("exclusive", 120, False)

@@ -6,7 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import psycopg
 import pytest
@@ -20,6 +20,11 @@ DAY = datetime(2027, 1, 1, tzinfo=UTC)
 
 class Other(Struct, frozen=True):
     country: int
+
+
+class Later(Struct, frozen=True):
+    schema_version: ClassVar[int] = 2
+    zone: int
 
 
 class Typed(TypedDict):
@@ -165,6 +170,18 @@ def test_payloads_of_several_kinds(database_url: str, payload: Any, payload_type
     assert fingerprint == query(database_url, "select fingerprint from sqlstreams.payload_schema")[0][0]
 
 
+def test_a_payload_without_a_type_may_be_of_a_later_version(database_url: str) -> None:
+    with Client(database_url) as client:
+        client.stream("runs", Run).register()
+        client.stream("runs", Later).register()
+        nightly = client.scheduler("s")
+        with pytest.raises(InvalidInput, match=r"payload\.zone is missing"):
+            nightly.register("runs", "0 2 * * *", {"region": "eu"}, schema_version=2)
+        nightly.register("runs", "0 2 * * *", {"zone": 5}, schema_version=2)
+        nightly.run()
+    assert query(database_url, "select schema_version, payload from sqlstreams.message_log_1") == [(2, {"zone": 5})]
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"timezone": "Europe/Berlim"}, "timezone", "Europe/Berlin"),
     ({"timezone": "berlin"}, "timezone", "did you mean Europe/Berlin"),
@@ -187,6 +204,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"payload": RawPayload(b'{"region": 1}')}, "payload.region", "must be string, got 1"),
     ({"payload": RawPayload(b"[]")}, "payload", "must be object"),
     ({"payload": RawPayload(b"{")}, "payload", "valid JSON"),
+    ({"payload": {"region": "eu"}, "schema_version": 0}, "schema_version", "between 1 and"),
+    ({"payload": {"region": "eu"}, "schema_version": True}, "schema_version", "int"),
+    ({"schema_version": 1}, "schema_version", "is said by Run itself"),
     ({"stream": "Runs"}, "stream", "must match"),
     ({"concurrency": "one"}, "concurrency", "must be one of"),
     ({"concurrency": "ordered"}, "concurrency", "compaction=False"),
