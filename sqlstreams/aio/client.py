@@ -98,7 +98,7 @@ class AsyncClient:
         """Commit what is pending, send the last wake-ups and close every connection."""
         await self._presence.close()
         await self._management.close()
-        for log in self._logs.values():
+        for log in list(self._logs.values()):
             await log.commits.close()
         await asyncio.to_thread(self._notifier.close)
         await self._database.close()

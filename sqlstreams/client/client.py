@@ -91,7 +91,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Send the last wake-ups and close every connection."""
+        """Commit what is pending, send the last wake-ups and close every connection."""
+        for log in list(self._logs.values()):
+            log.commits.close()
         self._notifier.close()
         self._database.close()
 

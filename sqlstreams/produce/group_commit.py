@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from sqlstreams.errors import IdempotencyConflict, ProduceUncertain
+from sqlstreams.errors import DatabaseUnavailable, IdempotencyConflict, ProduceUncertain
 from sqlstreams.produce.batch import Encoded
 
 _LARGEST: Final = 1_000
@@ -57,6 +57,8 @@ class GroupCommit(Generic[AnswerT]):
         self._pending: deque[_Ticket[AnswerT]] = deque()
         self._led = False
         self._room = threading.Condition()
+        self._waiting = 0
+        self._is_closed = False
 
     def produce(self, message: Encoded) -> AnswerT:
         """Append one message and return the answer to it; waits while `max_pending` others wait."""
@@ -74,19 +76,36 @@ class GroupCommit(Generic[AnswerT]):
             raise ticket.error
         return _answer(ticket.answer)
 
+    def close(self) -> None:
+        """Take no more calls, and wait until everything called before is committed."""
+        with self._room:
+            self._is_closed = True
+            self._room.wait_for(lambda: not self._led and not self._waiting)
+
     def _enqueue(self, ticket: _Ticket[AnswerT]) -> None:
         with self._room:
-            self._room.wait_for(lambda: len(self._pending) < self._max_pending)
+            if self._is_closed:
+                raise _closed()
+            if len(self._pending) >= self._max_pending:
+                self._wait_for_room()
             self._pending.append(ticket)
             if not self._led:
                 self._led = ticket.leads = True
+
+    def _wait_for_room(self) -> None:
+        self._waiting += 1
+        try:
+            self._room.wait_for(lambda: len(self._pending) < self._max_pending)
+        finally:
+            self._waiting -= 1
+            self._room.notify_all()  # for `close`, should this thread have been interrupted
 
     def _withdraw(self, ticket: _Ticket[AnswerT]) -> None:
         """Take back what was not sent, and the lead if we have it: the thread was interrupted."""
         with self._room:
             if ticket in self._pending:
                 self._pending.remove(ticket)
-                self._room.notify()
+                self._room.notify_all()
             if ticket.leads:
                 self._hand_over()
 
@@ -116,6 +135,8 @@ class GroupCommit(Generic[AnswerT]):
         if self._pending:
             self._pending[0].leads = True
             self._pending[0].wake()
+        else:
+            self._room.notify_all()  # for `close`
 
 
 class AsyncGroupCommit(Generic[AnswerT]):
@@ -130,12 +151,15 @@ class AsyncGroupCommit(Generic[AnswerT]):
         self._pending: deque[_Call[AnswerT]] = deque()
         self._room = asyncio.Event()
         self._flusher: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def produce(self, message: Encoded) -> AnswerT:
         """Append one message and return the answer to it; waits while `max_pending` others wait.
 
         A caller that is cancelled before its message was sent takes it back; afterwards the commit goes on.
         """
+        if self._is_closed:
+            raise _closed()
         while len(self._pending) >= self._max_pending:
             self._room.clear()
             await self._room.wait()
@@ -146,9 +170,10 @@ class AsyncGroupCommit(Generic[AnswerT]):
         return _answer(await future)
 
     async def close(self) -> None:
-        """Wait until everything pending is committed."""
-        if self._flusher is not None:
-            await self._flusher
+        """Take no more calls, and wait until everything called before is committed."""
+        self._is_closed = True
+        while self._flusher is not None:
+            await asyncio.shield(self._flusher)  # who is cancelled here cancels the commits of nobody
 
     async def _flush(self) -> None:
         committing: asyncio.Task[None] | None = None
@@ -198,6 +223,10 @@ class AsyncGroupCommit(Generic[AnswerT]):
         for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():
                 future.set_result(answer)
+
+
+def _closed() -> DatabaseUnavailable:
+    return DatabaseUnavailable("the client is closed; nothing was written")
 
 
 def _answer(answer: AnswerT | IdempotencyConflict | None) -> AnswerT:

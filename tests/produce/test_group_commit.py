@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from sqlstreams import AsyncClient, Client, InvalidInput
+from sqlstreams import AsyncClient, Client, DatabaseUnavailable, InvalidInput
 from tests.produce.log import commits, stored
 from tests.support import Note, eventually
 
@@ -42,27 +42,33 @@ def test_threads_share_commits(database_url: str) -> None:
     assert commits(database_url) < 500
 
 
+# What is refused, by the number of its call, among twenty: NUL, a lone surrogate, too large, a bad key.
+_TEXTS = {3: "\x00", 7: "\ud800", 11: "x" * 2_000}
+_KEYS = {15: "k" * 513, 19: ""}
+_REFUSED = [3, 7, 11, 15, 19]
+
+
 async def test_a_refused_message_fails_its_own_caller_only(database_url: str) -> None:
     async with AsyncClient(database_url) as client:
-        producer = (await client.stream("notes", Note).register()).producer()
-        texts = ["\x00" if number == 7 else str(number) for number in range(20)]
-        answers = await asyncio.gather(*(producer.produce(Note(text)) for text in texts), return_exceptions=True)
-    assert [number for number, answer in enumerate(answers) if isinstance(answer, InvalidInput)] == [7]
-    assert len(stored(database_url)) == 19
+        producer = (await client.stream("notes", Note).register(max_payload=1_000)).producer()
+        calls = [producer.produce(Note(_TEXTS.get(each, "good")), key=_KEYS.get(each)) for each in range(20)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [number for number, answer in enumerate(answers) if isinstance(answer, InvalidInput)] == _REFUSED
+    assert stored(database_url) == ["good"] * 15
 
 
 def test_a_refused_message_fails_its_own_thread_only(database_url: str) -> None:
     def attempt(number: int) -> bool:
         try:
-            producer.produce(Note("\ud800" if number == 7 else str(number)))
+            producer.produce(Note(_TEXTS.get(number, "good")), key=_KEYS.get(number))
         except InvalidInput:
             return False
         return True
 
     with Client(database_url) as client, ThreadPoolExecutor(8) as threads:
-        producer = client.stream("notes", Note).register().producer()
-        assert [number for number, done in enumerate(threads.map(attempt, range(20))) if not done] == [7]
-    assert len(stored(database_url)) == 19
+        producer = client.stream("notes", Note).register(max_payload=1_000).producer()
+        assert [number for number, done in enumerate(threads.map(attempt, range(20))) if not done] == _REFUSED
+    assert stored(database_url) == ["good"] * 15
 
 
 async def test_a_caller_cancelled_before_its_message_was_sent_takes_it_back(database_url: str) -> None:
@@ -132,8 +138,45 @@ async def test_closing_the_client_commits_what_is_pending(database_url: str) -> 
         await producer.produce(Note("warm"))
         calls = [asyncio.create_task(producer.produce(Note(str(number)))) for number in range(5)]
         await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(DatabaseUnavailable, match="the client is closed; nothing was written"):
+            await producer.produce(Note("late"))
     await asyncio.gather(*calls)
     assert len(stored(database_url)) == 6
+
+
+async def test_closing_the_client_waits_for_threads_that_produce(database_url: str) -> None:
+    with Client(database_url) as client, ThreadPoolExecutor(6) as threads:
+        producer = client.stream("notes", Note).register().producer()
+        producer.produce(Note("warm"))
+        (log,) = client._logs.values()
+        async with await _locked(database_url) as lock:
+            calls = [threads.submit(producer.produce, Note("first"))]
+            await eventually(lambda: _waits(database_url))
+            calls += [threads.submit(producer.produce, Note(str(number))) for number in range(4)]
+            await eventually(lambda: len(log.commits._pending) == 4)
+            closing = threads.submit(client.close)
+            await eventually(lambda: log.commits._is_closed)
+            await lock.rollback()
+            assert len({(await asyncio.wrap_future(call)).id for call in calls}) == 5
+            await asyncio.wrap_future(closing)
+        with pytest.raises(DatabaseUnavailable, match="the client is closed; nothing was written"):
+            producer.produce(Note("late"))
+    assert len(stored(database_url)) == 6
+
+
+async def test_a_cancelled_close_cancels_no_commit(database_url: str) -> None:
+    async with AsyncClient(database_url) as client:
+        producer = (await client.stream("notes", Note).register()).producer()
+        await producer.produce(Note("warm"))
+        async with await _locked(database_url) as lock:
+            call = asyncio.create_task(producer.produce(Note("pending")))
+            await eventually(lambda: _waits(database_url))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.close(), 0.05)
+            await lock.rollback()
+            assert (await call).id > 1
+    assert stored(database_url) == ["warm", "pending"]
 
 
 async def _locked(url: str) -> psycopg.AsyncConnection:

@@ -1,4 +1,4 @@
-"""A thread that is interrupted while it waits for another's commit leaves nothing behind."""
+"""Threads that wait for another's commit: one is interrupted, too many come, and the client is closed meanwhile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from sqlstreams.errors import DatabaseUnavailable
 from sqlstreams.produce.batch import Encoded
 from sqlstreams.produce.group_commit import GroupCommit
+from tests.support import eventually
 
 WITHIN = 20.0
 
@@ -64,6 +66,32 @@ def test_a_thread_that_came_meanwhile_commits_next() -> None:
 
     assert sorted(log.payloads) == [b"0", b"1", b"2", b"3", b"4"]
     assert not any(caller.is_alive() for caller in callers)
+
+
+async def test_closing_lets_no_more_than_max_pending_wait_and_commits_all_that_came_before() -> None:
+    log = Log()
+    commits = GroupCommit(log.append, max_pending=2)
+    callers = [threading.Thread(target=commits.produce, args=[message(b"%d" % number)]) for number in range(6)]
+    callers[0].start()
+    assert log.entered.wait(WITHIN)
+    for caller in callers[1:]:
+        caller.start()
+    await eventually(lambda: commits._waiting == 3)
+    assert len(commits._pending) == 2
+
+    closing = threading.Thread(target=commits.close)
+    closing.start()
+    await eventually(lambda: commits._is_closed)
+    with pytest.raises(DatabaseUnavailable, match="the client is closed; nothing was written"):
+        commits.produce(message(b"late"))
+    assert closing.is_alive()
+    log.allowed.set()
+    closing.join(WITHIN)
+
+    assert not closing.is_alive()
+    assert sorted(log.payloads) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    for caller in callers:
+        caller.join(WITHIN)
 
 
 def _interrupt_when(is_so: Callable[[], bool]) -> None:
