@@ -200,7 +200,7 @@ async def test_what_is_killed_before_the_commit_has_done_nothing(url: str, clien
     assert (states(url), keys(url)) == ({due: "expired"}, [str(due)])
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
 async def test_a_lost_answer_to_the_commit_doubles_nothing(url: str, client: AsyncClient, moment: Moment) -> None:
     hold(url, 5)
     await register(client)

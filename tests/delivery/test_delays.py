@@ -321,6 +321,23 @@ async def test_batches_take_what_is_due_together(database_url: str) -> None:
         assert len(batches) < 20
 
 
+async def test_thousands_that_are_due_in_one_second_are_delivered_once_each(database_url: str) -> None:
+    async with AsyncClient(database_url) as client:
+        stream, consumer = await _stream(client)
+        texts = [str(number) for number in range(3_000)]
+        await stream.producer(delay=HOUR).produce_many([Note(text) for text in texts])
+        handle = Handled()
+        async with consuming(consumer, handle):
+            await eventually(_waiting(consumer, 3_000))
+            _ask(
+                database_url,
+                "update sqlstreams.exception_queue_1 set can_run_after = now() + random() * interval '1 s'",
+            )
+            await eventually(lambda: len(handle.texts) >= 3_000, within=10)
+            await eventually(lambda: _states(database_url) == [])
+    assert sorted(handle.texts, key=int) == texts
+
+
 async def test_in_order_a_message_for_later_keeps_its_key_waiting_and_no_other(database_url: str) -> None:
     async with AsyncClient(database_url) as client:
         stream, consumer = await _stream(client, concurrency="ordered")

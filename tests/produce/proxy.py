@@ -13,14 +13,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 # As a statement of its own (synchronous_commit is in many), with the name under which the driver prepares it.
 _COMMIT = re.compile(rb"(?:(\w+)\x00)?commit\x00", re.IGNORECASE)
-Moment = Literal["before", "after"]
+Moment = Literal["before", "during", "after"]
 
 
 class Proxy:
     """Passes bytes on until a commit comes by, and then breaks the connection once for each `break_next`.
 
-    `before`: the server never hears of the commit; `after`: it has answered, and the answer is lost. With `close_too`
-    nothing gets through afterwards.
+    `before`: the server never hears of the commit; `during`: the client is cut off while it is on its way, and may ask
+    before the server is done; `after`: the server has answered, and the answer is lost. With `close_too` nothing gets
+    through afterwards.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,7 +37,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def break_next(self, moment: Moment, *, close_too: bool = False) -> None:
-        """Lose the next commit, before or after the server did it."""
+        """Lose the next commit, before, while or after the server does it."""
         self._close_too = close_too
         self._moments.append(moment)
 
@@ -64,7 +65,8 @@ class Proxy:
         return server
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
-        answers = threading.Thread(target=_copy, args=(server, client), daemon=True)
+        is_lost = threading.Event()
+        answers = threading.Thread(target=_copy, args=(server, client, is_lost), daemon=True)
         answered, prepared = False, b""
         with suppress(OSError):
             while request := client.recv(65_536):
@@ -75,6 +77,10 @@ class Proxy:
                 if moment is not None:
                     self.broken += 1
                     self._is_shut = self._close_too
+                    if moment == "after":
+                        is_lost.set()
+                        server.sendall(request)
+                        answers.join()
                     self._break(client, server, request, moment)
                     if self._is_shut:
                         _end(*(each for each in self._open if each not in (client, server)))
@@ -88,16 +94,16 @@ class Proxy:
     def _break(self, client: socket.socket, server: socket.socket, request: bytes, moment: Moment) -> None:
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
-        if moment == "after":
+        if moment == "during":
             server.sendall(request)
             with suppress(OSError):
                 server.shutdown(socket.SHUT_WR)
-        _end(client, server if moment == "before" else client)
+        _end(client, client if moment == "during" else server)
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: socket.socket, target: socket.socket, is_lost: threading.Event) -> None:
     with suppress(OSError):
-        while answer := source.recv(65_536):
+        while (answer := source.recv(65_536)) and not is_lost.is_set():
             with suppress(OSError):  # the client is gone, the server shall end what it does all the same
                 target.sendall(answer)
     _end(source, target)

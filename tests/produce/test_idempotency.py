@@ -255,7 +255,7 @@ def test_keys_hold_when_transactions_are_isolated_more_strictly(database_url: st
 # Lost connections
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
 async def test_a_lost_commit_appends_a_message_with_a_key_once(database_url: str, moment: Moment) -> None:
     with lossy(database_url) as proxy:
         async with AsyncClient(proxy.url) as client:

@@ -188,7 +188,7 @@ def test_a_fire_under_way_is_left_alone_by_others(database_url: str, due: dateti
     assert slots_fired(database_url) == [due]
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
 async def test_a_lost_answer_to_the_commit_fires_once(database_url: str, moment: Moment) -> None:
     register(database_url, "@every 1s", "s", catch_up="all")
     with lossy(database_url) as proxy:
