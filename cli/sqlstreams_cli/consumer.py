@@ -28,6 +28,7 @@ To = Annotated[
     str, typer.Option(metavar="POSITION", help="beginning, head, an id to go on behind, or a time.", show_default=False)
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+AtMost = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")]
 Preview = Annotated[bool, typer.Option("--preview", help="Only show what it would do.")]
 OfStream = Annotated[str, typer.Option("--stream", "-s", metavar="NAME", help="Its stream.", show_default=False)]
 
@@ -257,6 +258,36 @@ def skip(session: Session, group: Group, stream: OfStream, to: To, yes: Yes = Fa
                 confirm(_describe_skip(group, seen), undone=f"{group} skipped nothing")
             seen = consumer.skip(position)  # type: ignore[arg-type]  # as above
     render.print_json(seen) if session.as_json else render.print_fields(render.fields(seen))
+
+
+@command(app, "positions", example="sqlstreams consumer positions invoice-runner --stream invoices")
+def positions(session: Session, group: Group, stream: OfStream, limit: AtMost = 100) -> None:
+    """Show who moved a group from where to where, and what it lost to retention: the last first.
+
+    JSON: an array; each element has the fields of PositionChange.
+    """
+    with session.client() as client:
+        changes = client.stream(stream).consumer(group).positions(limit=limit)
+    if session.as_json:
+        render.print_json(changes)
+    else:
+        columns = ("changed_at", "changed_by", "action", "claimed", "position", "messages", "first_id", "last_id")
+        render.print_table([render.fields(each) for each in changes], columns)
+
+
+@command(app, "reclaims", example="sqlstreams consumer reclaims invoice-runner --stream invoices")
+def reclaims(session: Session, group: Group, stream: OfStream, limit: AtMost = 100) -> None:
+    """Show what was taken over from processes that died, and so may have been delivered twice: the last first.
+
+    JSON: an array; each element has the fields of Reclaim.
+    """
+    with session.client() as client:
+        taken = client.stream(stream).consumer(group).reclaims(limit=limit)
+    if session.as_json:
+        render.print_json(taken)
+    else:
+        columns = ("reclaimed_at", "low", "high", "resolved", "from_hostname", "from_pid")
+        render.print_table([render.fields(each) for each in taken], columns)
 
 
 @command(app, "destroy", example="sqlstreams consumer destroy runner --stream invoices --yes")

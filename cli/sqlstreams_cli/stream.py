@@ -274,6 +274,30 @@ def history(
             render.print_message(message)
 
 
+@command(app, "versions", example="sqlstreams stream versions invoices")
+def versions(session: Session, name: Name) -> None:
+    """Show the schema versions of a stream, what each group has left of them, and which can be retired.
+
+    JSON: an array; each element has the fields of StreamVersion, and can_retire.
+    """
+    with session.client() as client:
+        found = client.stream(name).versions()
+    if session.as_json:
+        render.print_json([{**render.fields(each), "can_retire": each.can_retire} for each in found])
+    else:
+        from sqlstreams import VersionUse
+
+        unused = VersionUse("-", waiting=0, unread=0, dead=0)
+        rows = [
+            {**render.fields(each, use), "can_retire": each.can_retire}
+            for each in found
+            for use in each.groups or (unused,)
+        ]
+        render.print_table(
+            rows, ("schema_version", "registered_at", "can_retire", "group", "waiting", "unread", "dead")
+        )
+
+
 @command(app, "waiting", example="sqlstreams stream waiting invoices --limit 20")
 def waiting(
     session: Session,

@@ -152,6 +152,10 @@ async def test_a_payload_of_another_shape_is_dead_at_once_and_others_flow(
     rows = await _exceptions(client)
     assert [row[0] for row in rows] == ["dead"] * len(rows)
     assert {row[3] for row in rows} == {"DecodeFailed"}
+    shown = await group.dead_letter(2)
+    assert shown is not None
+    assert shown.message is not None
+    assert bytes(shown.message.payload) == b'{"text": 2}'
 
 
 async def test_a_handler_that_cancels_its_worker_cancels_consume_and_is_not_charged(

@@ -154,6 +154,26 @@ def test_moving_a_group_shows_what_it_means_and_asks(
     assert run("consumer", "get", "g", "-s", notes, "--json").json()["claimed"] == claimed
 
 
+def test_who_moved_a_group_and_what_was_taken_over_is_shown(run: Run, notes: str, database_url: str) -> None:
+    for to in ("100", "150"):
+        run("consumer", "skip", "g", "-s", notes, "--to", to, "--yes")
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "insert into sqlstreams.reclaim_log (group_id, low, high, resolved, done, from_hostname, from_pid)"
+            " values (1, 151, 160, 155, '{157}', 'gone', 7)"
+        )
+
+    shown = run("consumer", "positions", "g", "-s", notes, "--json").json()
+    assert [(each["action"], each["position"], each["messages"]) for each in shown] == [
+        ("skipped", 150, 50),
+        ("skipped", 100, 100),
+    ]
+    assert len(run("consumer", "positions", "g", "-s", notes, "-n", "1", "--json").json()) == 1
+    (taken,) = run("consumer", "reclaims", "g", "-s", notes, "--json").json()
+    assert (taken["low"], taken["high"], taken["done"], taken["from_pid"]) == (151, 160, [157], 7)
+    assert "gone" in run("consumer", "reclaims", "g", "-s", notes).out
+
+
 def test_renaming_a_group_keeps_its_cursor(run: Run, notes: str) -> None:
     run("consumer", "register", "late", "-s", notes, "--start", "150")
 

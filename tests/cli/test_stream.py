@@ -13,7 +13,7 @@ import pytest
 
 from sqlstreams import Client
 from tests.cli.command import Ended, Process, finish
-from tests.support import eventually
+from tests.support import Note, eventually
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]
@@ -37,6 +37,23 @@ def test_a_stream_is_shown_with_the_fields_of_the_library(run: Run) -> None:
     assert [shown] == run("stream", "list", "--json").json()
     assert (shown["name"], shown["max_payload"], shown["head"], shown["groups"]) == ("invoices", 100, 0, 0)
     assert shown["created_at"].endswith("Z")
+
+
+def test_versions_are_shown_with_what_groups_have_left_of_them(run: Run, invoices: str, database_url: str) -> None:
+    with Client(database_url) as client:
+        client.stream(invoices, Note).register()
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "insert into sqlstreams.message_log_1 (payload, schema_version) values ('1', 1), ('2', 2), ('3', 2)"
+        )
+    assert "yes         -" in run("stream", "versions", invoices).out  # no group
+    run("consumer", "register", "g", "-s", invoices, "--start", "1")
+
+    one, two = run("stream", "versions", invoices, "--json").json()
+    assert (one["schema_version"], one["can_retire"]) == (1, True)
+    assert (two["schema_version"], two["can_retire"]) == (2, False)
+    assert two["groups"] == [{"group": "g", "waiting": 2, "unread": 0, "dead": 0}]
+    assert "g" in run("stream", "versions", invoices).out
 
 
 def test_renaming_keeps_the_messages(run: Run, invoices: str) -> None:
