@@ -47,6 +47,7 @@ _BROKEN: Final = (
     pg.CannotConnectNow,
     pg.ReadOnlySqlTransaction,
     pg.IdleSessionTimeout,
+    pg.IdleInTransactionSessionTimeout,
 )
 
 

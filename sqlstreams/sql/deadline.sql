@@ -169,8 +169,11 @@ select deadline_id, action, config::text as config, changed_by, changed_at
 select pg_notify(%(channel)s, 'deadlines')
 
 -- name: bound_moving
--- Wait for no lock and no trigger of a user's for long: the rows of other deadlines wait behind us.
-select set_config('lock_timeout', '5000', true), set_config('statement_timeout', '60000', true)
+-- Wait for no lock and no trigger of a user's for long: the rows of other deadlines wait behind us. And let the
+-- transaction end when we say nothing more: a process that froze must not keep the user's rows locked.
+select set_config('lock_timeout', '5000', true),
+       set_config('statement_timeout', '60000', true),
+       set_config('idle_in_transaction_session_timeout', '15s', true)
 
 -- name: hold_deadline
 -- Keep a deadline from being destroyed until we commit, if it is still what it was. Whoever changes it otherwise does

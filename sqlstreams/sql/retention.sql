@@ -1,6 +1,7 @@
 -- name: bound_waiting
--- Give up a lock that cannot be had within two seconds, so that whoever waits behind us goes on.
-select set_config('lock_timeout', '2s', true)
+-- Give up a lock that cannot be had within two seconds, so that whoever waits behind us goes on; and let the transaction
+-- end when we say nothing more, should this process freeze with the groups' cursors locked.
+select set_config('lock_timeout', '2s', true), set_config('idle_in_transaction_session_timeout', '15s', true)
 
 -- name: get_kept
 -- Read the first id of a stream that is kept, before when what was removed was produced, and how old messages become.

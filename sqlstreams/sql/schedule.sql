@@ -184,8 +184,9 @@ select s.expression, s.timezone, s.start_at, s.end_at, c.next_slot
  limit %(limit)s
 
 -- name: wait_briefly
--- Let the transaction fail rather than wait long for a lock: somebody may hold the key of one schedule for hours.
-select set_config('lock_timeout', '500ms', true)
+-- Let the transaction fail rather than wait long for a lock: somebody may hold the key of one schedule for hours. And let
+-- it end when we say nothing more: the next manager cannot fire what a frozen one has locked.
+select set_config('lock_timeout', '500ms', true), set_config('idle_in_transaction_session_timeout', '15s', true)
 
 -- name: lock_due_schedules
 -- Take what is due for this transaction, with all that its messages need. Both rows are locked, and so read again where

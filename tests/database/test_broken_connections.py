@@ -13,7 +13,14 @@ from sqlstreams.database import is_broken
 
 @pytest.mark.parametrize(
     "error",
-    [pg.AdminShutdown(), pg.ReadOnlySqlTransaction(), PoolTimeout(), DatabaseUnavailable(), psycopg.OperationalError()],
+    [
+        pg.AdminShutdown(),
+        pg.ReadOnlySqlTransaction(),
+        pg.IdleInTransactionSessionTimeout(),
+        PoolTimeout(),
+        DatabaseUnavailable(),
+        psycopg.OperationalError(),
+    ],
     ids=repr,
 )
 def test_the_end_of_a_connection_is_recognised(error: Exception) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 from uuid import UUID
@@ -223,6 +223,18 @@ def test_every_statement_uses_all_its_parameters_and_puts_none_into_quotes(name:
     assert set(re.findall(r"%\((\w+)\)s", statement.query.decode())) == statement.parameters.keys()
     quoted = re.findall(r"'(?:[^']|'')*'", statement.query.decode())
     assert [text for text in quoted if "%(" in text] == []
+
+
+@pytest.mark.parametrize("bound", [statements.bound_moving, statements.bound_waiting, statements.wait_briefly])
+def test_a_process_that_freezes_in_the_middle_keeps_its_locks_for_seconds(
+    plain_url: str, bound: Callable[[str], Statement[Any]]
+) -> None:
+    with psycopg.connect(plain_url) as connection:
+        connection.execute(bound("sqlstreams").query)
+        shown = connection.execute("show idle_in_transaction_session_timeout").fetchone()
+        connection.rollback()
+        after = connection.execute("show idle_in_transaction_session_timeout").fetchone()
+    assert (shown, after) == (("15s",), ("0",))
 
 
 @pytest.mark.parametrize("name", statement_texts())

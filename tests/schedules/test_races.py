@@ -14,10 +14,11 @@ import psycopg
 import pytest
 
 from sqlstreams import AsyncClient, Client, statements
-from sqlstreams.database import execute
+from sqlstreams.database import execute, is_broken
 from sqlstreams.manager.catch_up import Plan, make_plan
-from sqlstreams.manager.firing import fire_plans
+from sqlstreams.manager.firing import Outcome, fire_plans
 from sqlstreams.produce.batch import prepare_adapters
+from sqlstreams.statements import Act, Statement
 from tests.produce.proxy import Moment, lossy
 from tests.schedules.ground import (
     HOUR,
@@ -33,6 +34,7 @@ from tests.schedules.ground import (
     register,
     slots_fired,
 )
+from tests.support import eventually
 
 THREADS = 20
 
@@ -57,11 +59,7 @@ def plans(url: str) -> list[Plan]:
 def firing(url: str, planned: list[Plan], *, until: str = "insert_fires") -> Iterator[psycopg.Connection[Any]]:
     """Be in the middle of a fire in the block, just before a statement of it, and commit at its end."""
     with psycopg.connect(url) as connection:
-        prepare_adapters(connection.adapters)
-        act = fire_plans("sqlstreams", planned)
-        statement = next(act)
-        while statement.name != until:
-            statement = act.send(execute(connection, statement))
+        act, statement = _begin_firing(connection, planned, until=until)
         yield connection
         with_answer = execute(connection, statement)
         try:
@@ -69,6 +67,17 @@ def firing(url: str, planned: list[Plan], *, until: str = "insert_fires") -> Ite
                 with_answer = execute(connection, act.send(with_answer))
         except StopIteration:
             connection.commit()
+
+
+def _begin_firing(
+    connection: psycopg.Connection[Any], planned: list[Plan], *, until: str
+) -> tuple[Act[Outcome], Statement[Any]]:
+    prepare_adapters(connection.adapters)
+    act = fire_plans("sqlstreams", planned)
+    statement = next(act)
+    while statement.name != until:
+        statement = act.send(execute(connection, statement))
+    return act, statement
 
 
 def fire_in_threads(url: str) -> int:
@@ -186,6 +195,26 @@ def test_a_fire_under_way_is_left_alone_by_others(database_url: str, due: dateti
     with firing(database_url, planned), firing(database_url, planned, until="wait_briefly"):
         pass
     assert slots_fired(database_url) == [due]
+
+
+@pytest.mark.usefixtures("due")
+async def test_a_manager_that_freezes_in_the_middle_of_a_fire_loses_it_to_the_next(database_url: str) -> None:
+    planned = plans(database_url)
+    async with AsyncClient(database_url, manager=False) as client:
+        with psycopg.connect(database_url) as frozen:
+            _, statement = _begin_firing(frozen, planned, until="insert_fires")
+            assert frozen.execute("show idle_in_transaction_session_timeout").fetchone() == ("15s",)
+            assert (await duty(client).run_once()).done == 0
+            frozen.execute("set local idle_in_transaction_session_timeout = '100ms'")
+
+            async def is_fired() -> bool:
+                return (await duty(client).run_once()).done == 1
+
+            await eventually(is_fired)
+            with pytest.raises(psycopg.Error) as ended:
+                execute(frozen, statement)
+            assert is_broken(ended.value)
+    assert len(slots_fired(database_url)) == 1
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
