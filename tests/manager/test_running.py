@@ -135,28 +135,58 @@ async def _holder(client: AsyncClient, processes: list[Process]) -> Process:
     return found[0]
 
 
+async def _every_second(client: AsyncClient) -> None:
+    await client.scheduler("ticks").register("notes", "@every 1s", Note("tick"), catch_up="all", compaction=False)
+
+
+async def _has_fired(url: str, pid: int) -> bool:
+    found = await execute(url, f"select 1 from sqlstreams.schedule_fire where fired_by like '% {pid}' limit 1")
+    return bool(found)
+
+
+async def _slots_are_whole(url: str) -> None:
+    """Show that each slot since the first one has one message, and that none is missing."""
+    ((fires, span, messages, slots),) = await execute(
+        url,
+        """
+        select count(*), 1 + extract(epoch from max(scheduled_for) - min(scheduled_for))::int,
+               (select count(*) from sqlstreams.message_log_1),
+               (select count(distinct options->>'scheduled_at') from sqlstreams.message_log_1)
+          from sqlstreams.schedule_fire
+        """,
+    )
+    assert fires == span == messages == slots > 0
+
+
 async def test_the_manager_of_a_killed_process_is_taken_over_within_the_lease(
-    client: AsyncClient, group: AsyncConsumer[Note], start: Start
+    client: AsyncClient, group: AsyncConsumer[Note], database_url: str, start: Start
 ) -> None:
+    await _every_second(client)
     processes = [start(lease=1.0), start(lease=1.0)]
     await eventually(lambda: all(process.lines("connecting") for process in processes), within=40)
     first = await _holder(client, processes)
     (second,) = [process for process in processes if process is not first]
+    await eventually(lambda: _has_fired(database_url, first.pid))
     first.send(signal.SIGKILL)
     assert await _holder(client, [second]) is second
     (instance,) = (await client.manager.list()).instances
     assert instance.term == 2
+    await eventually(lambda: _has_fired(database_url, second.pid))
+    await _slots_are_whole(database_url)
 
 
 async def test_a_frozen_holder_finds_its_lease_gone_when_it_wakes(
-    client: AsyncClient, group: AsyncConsumer[Note], start: Start
+    client: AsyncClient, group: AsyncConsumer[Note], database_url: str, start: Start
 ) -> None:
+    await _every_second(client)
     processes = [start(lease=1.0), start(lease=1.0)]
     await eventually(lambda: all(process.lines("connecting") for process in processes), within=40)
     frozen = await _holder(client, processes)
     (other,) = [process for process in processes if process is not frozen]
+    await eventually(lambda: _has_fired(database_url, frozen.pid))
     frozen.send(signal.SIGSTOP)
     await _holder(client, [other])
+    await eventually(lambda: _has_fired(database_url, other.pid), within=40)
     frozen.send(signal.SIGCONT)
     await eventually(lambda: frozen.logged("SQL0111"))
     assert await _holder(client, processes) is other
@@ -167,3 +197,4 @@ async def test_a_frozen_holder_finds_its_lease_gone_when_it_wakes(
     await eventually(lambda: not frozen.runs)
     assert (await client.manager.list()).instances == ()
     assert all(duty.failures == 0 for duty in (await client.manager.list()).duties)
+    await _slots_are_whole(database_url)

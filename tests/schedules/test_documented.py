@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -43,6 +44,18 @@ def test_the_table_of_the_hard_days(expression: str, spring: Any, autumn: Any) -
     for day, expected in ((SPRING, spring), (AUTUMN, autumn)):
         slots = local_slots(expression, "Europe/Paris", day)
         assert (len(slots) if isinstance(expected, int) else slots) == expected
+
+
+def test_nine_on_weekdays_in_new_york_stays_at_nine_over_both_changes() -> None:
+    year = datetime(2026, 1, 1, tzinfo=UTC)
+    slots = list(cron.between("0 9 * * 1-5", "America/New_York", year, year + timedelta(days=365)))
+    local = [slot.astimezone(zone("America/New_York")) for slot in slots]
+    assert {each.time() for each in local} == {time(9)}
+    assert [each.date() for each in local] == [
+        day for day in (date(2026, 1, 1) + timedelta(days=number) for number in range(365)) if day.isoweekday() <= 5
+    ]
+    changes = [late.date() for early, late in pairwise(local) if early.utcoffset() != late.utcoffset()]
+    assert changes == [date(2026, 3, 9), date(2026, 11, 2)]
 
 
 def test_midnight_may_be_skipped() -> None:

@@ -338,6 +338,18 @@ def test_nobody_keeping_successes_is_told_once(database_url: str, caplog: pytest
     assert [record.getMessage()[:7] for record in caplog.records] == ["SQL0058"]
 
 
+def test_a_group_that_keeps_successes_leaves_nothing_to_tell(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(database_url) as client:
+        runs = client.stream("runs", Run).register()
+        runs.consumer("forgets").register()
+        runs.consumer("keeps").register(delivery_log="all")
+    with caplog.at_level(logging.WARNING, "sqlstreams"):
+        register(database_url, "0 2 * * *")
+    assert caplog.records == []
+
+
 def _rows(url: str) -> list[Any]:
     return [
         query(url, f"select xmin, t.* from sqlstreams.{table} t order by 2")
