@@ -46,7 +46,8 @@ def test_versions_are_shown_with_what_groups_have_left_of_them(run: Run, invoice
         connection.execute(
             "insert into sqlstreams.message_log_1 (payload, schema_version) values ('1', 1), ('2', 2), ('3', 2)"
         )
-    assert "yes         -" in run("stream", "versions", invoices).out  # no group
+    (without_groups,) = run("stream", "versions", invoices).out.splitlines()[1:]
+    assert without_groups.split()[-5:] == ["yes", "-", "0", "0", "0"]
     run("consumer", "register", "g", "-s", invoices, "--start", "1")
 
     one, two = run("stream", "versions", invoices, "--json").json()
