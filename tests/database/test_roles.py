@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 from sqlstreams import AsyncClient, Client, InvalidInput, Message, NotFound, Terminal
 from sqlstreams.database import AsyncDatabase, address
 from sqlstreams.manager.upkeep import IdempotencyKeys, Leases, Partitions, Statistics
+from tests.cli.command import run_here
 from tests.produce.log import ask, stored
 from tests.support import Note, consuming, eventually
 
@@ -156,6 +157,20 @@ async def test_a_manager_does_the_duties(database_url: str, role: str) -> None:
         done = client.stream("notes", Note).expire()
     assert done.partitions == 2, done
     assert ask(database_url, "select count(*) from sqlstreams.message_log_1 where id < 2000") == [(0,)]
+
+
+def test_the_command_prints_the_grants_and_makes_them_only_when_told(
+    database_url: str, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(database_url) as owner, Client(_as(database_url, role)) as client:
+        owner.stream("notes", Note).register()
+        command = ["system", "grant", role, "--as", "producer", "--database-url", database_url]
+        printed = run_here(capsys, *command)
+        assert [f"{line};" for line in owner.system.grants(role, as_="producer")] == printed.out.splitlines()
+        with pytest.raises(pg.InsufficientPrivilege):
+            client.stream("notes", Note).producer().produce(Note("a"))
+        assert run_here(capsys, *command, "--apply").out == printed.out
+        assert client.stream("notes", Note).producer().produce(Note("a")).id == 1
 
 
 @pytest.mark.parametrize("kind", ["producer", "operator"])
