@@ -47,6 +47,12 @@ def _rows(url: str) -> tuple[list[str], list[str]]:
     return sorted(order for (order,) in ask(url, "select id from orders")), stored(url)
 
 
+def _skip_to(url: str, message_id: int) -> None:
+    """Have other producers use up the ids of all partitions."""
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("select setval('sqlstreams.message_log_1_id', %s)", [message_id])
+
+
 class _Failure(Exception):
     """What goes wrong in the caller's block."""
 
@@ -114,11 +120,25 @@ def test_a_missing_partition_heals_inside_a_sessions_transaction(orders_url: str
     with Client(orders_url) as client, Session(engine) as session:
         producer = _producer(client, partition_rows=1_000)
         session.execute(INSERT, {"id": "a"})
-        with psycopg.connect(orders_url, autocommit=True) as other:
-            other.execute("select setval('sqlstreams.message_log_1_id', 10000)")
+        _skip_to(orders_url, 10_000)
         producer.produce(Note("a"), connection=session)
         session.commit()
     assert _rows(orders_url) == (["a"], ["a"])
+
+
+def test_a_nested_transaction_of_a_connection_heals_and_takes_only_its_own_along(orders_url: str) -> None:
+    engine = _engine(orders_url)
+    with Client(orders_url) as client, engine.begin() as connection:
+        producer = _producer(client, partition_rows=1_000)
+        with suppress(_Failure), connection.begin_nested():
+            connection.execute(INSERT, {"id": "a"})
+            producer.produce(Note("a"), connection=connection)
+            raise _Failure
+        _skip_to(orders_url, 10_000)
+        with connection.begin_nested():
+            connection.execute(INSERT, {"id": "b"})
+            producer.produce(Note("b"), connection=connection)
+    assert _rows(orders_url) == (["b"], ["b"])
 
 
 async def test_an_async_session_commits_row_and_message_together(orders_url: str) -> None:
@@ -132,6 +152,23 @@ async def test_an_async_session_commits_row_and_message_together(orders_url: str
         await producer.produce(Note("b"), connection=session)
         await session.rollback()
     assert _rows(orders_url) == (["a"], ["a"])
+
+
+async def test_a_nested_transaction_of_an_async_session_heals_and_takes_only_its_own_along(orders_url: str) -> None:
+    engine = _async_engine(orders_url)
+    async with AsyncClient(orders_url) as client, AsyncSession(engine) as session:
+        producer = (await client.stream("notes", Note).register(partition_rows=1_000)).producer()
+        with suppress(_Failure):
+            async with session.begin_nested():
+                await session.execute(INSERT, {"id": "a"})
+                await producer.produce(Note("a"), connection=session)
+                raise _Failure
+        _skip_to(orders_url, 10_000)
+        async with session.begin_nested():
+            await session.execute(INSERT, {"id": "b"})
+            await producer.produce(Note("b"), connection=session)
+        await session.commit()
+    assert _rows(orders_url) == (["b"], ["b"])
 
 
 async def test_an_async_connection_of_an_engine_commits_row_and_message_together(orders_url: str) -> None:
@@ -214,8 +251,7 @@ def test_a_missing_partition_heals_inside_an_atomic_block(django_url: str) -> No
         producer = _producer(client, partition_rows=1_000)
         with transaction.atomic():
             _order("a")
-            with psycopg.connect(django_url, autocommit=True) as other:
-                other.execute("select setval('sqlstreams.message_log_1_id', 10000)")
+            _skip_to(django_url, 10_000)
             producer.produce(Note("a"), connection=django_connection)
     assert _rows(django_url) == (["a"], ["a"])
 
