@@ -118,6 +118,17 @@ async def test_a_slot_that_was_backfilled_is_not_fired_again(database_url: str) 
     assert slots_fired(database_url) == [slot - 2 * HOUR, slot - HOUR, slot - 3 * HOUR, slot]
 
 
+async def test_a_history_that_was_deleted_fires_nothing_again(database_url: str) -> None:
+    expression, slot = half_past(database_url)
+    register(database_url, expression, catch_up="all")
+    back_date(database_url, slot - 2 * HOUR)
+    async with AsyncClient(database_url, manager=False) as client:
+        assert await fire_all(client) == 3
+        query(database_url, "delete from sqlstreams.schedule_fire")
+        assert await fire_all(client) == 0
+    assert len(messages(database_url)) == 3
+
+
 async def test_a_long_backfill_goes_in_parts(database_url: str) -> None:
     register(database_url, "* * * * *")
     now = clock(database_url)
