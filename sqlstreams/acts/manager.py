@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlstreams import statements
 from sqlstreams.errors import InvalidInput
 from sqlstreams.model import ManagerStatus
-from sqlstreams.statements import Act, Term, ask
+from sqlstreams.statements import Act, ask
 
 
 def list_manager(schema: str) -> Act[ManagerStatus]:
@@ -29,8 +29,3 @@ def suspend_manager(schema: str, *, duty: str | None, suspended: bool, channel: 
     elif not (yield from ask(statements.set_duty_suspended(schema, name=duty, suspended=suspended, channel=channel))):
         known = ", ".join(each.name for each in (yield from ask(statements.list_duties(schema))))
         raise InvalidInput("duty", f"must be one of {known}, got {duty!r}")
-
-
-def prove_term(schema: str, term: Term) -> Act[bool]:
-    """Say whether the manager's lease is still held for this term, for a transaction that must not outlive it."""
-    return (yield from ask(statements.prove_term(schema, term=term)))[0].holds

@@ -155,8 +155,7 @@ class Candidate:
     # Having it
 
     def _begin(self) -> None:
-        assert self._lease.term is not None
-        _log.info("this process runs the manager now, term %d", self._lease.term.number)
+        _log.info("this process runs the manager now, term %d", self._lease.term)
         self._running = [asyncio.create_task(loop.run(), name=f"sqlstreams-duty-{loop.name}") for loop in self._loops]
 
     def _obey(self, suspended: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from uuid import UUID, uuid4
 
-from sqlstreams.statements import LeaseAnswer, Term
+from sqlstreams.statements import LeaseAnswer
 
 # Unlike CLOCK_MONOTONIC it goes on while the machine is suspended.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -22,7 +22,7 @@ class Lease:
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
         self.token: UUID = uuid4()
-        self.term: Term | None = None
+        self.term: int | None = None
         self._until = 0.0
 
     @property
@@ -32,11 +32,8 @@ class Lease:
 
     def hear(self, answer: LeaseAnswer, *, asked_at: float) -> None:
         """Take over what the database said to a question that was sent at `asked_at`."""
-        if answer.id is None or answer.term is None:
-            self.term = None
-        else:
-            self.term = Term(answer.id, self.token, answer.term)
-            self._until = asked_at + self.ttl
+        self.term = answer.term
+        self._until = asked_at + self.ttl
 
     def give_up(self) -> None:
         """Begin nothing more until the database has said anew that it is ours."""

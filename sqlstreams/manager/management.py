@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.manager.candidate import Candidate
-from sqlstreams.manager.duties import Office, make_duties
+from sqlstreams.manager.duties import make_duties
 from sqlstreams.manager.lease import Lease
 from sqlstreams.wake import Hearing, Notifier
 
@@ -49,8 +49,8 @@ class Management:
 
     async def _run(self) -> None:
         lease = Lease(self._lease_ttl)
-        office = Office(self._database, lease=lease, notifier=self._notifier)
-        await Candidate(self._database, lease=lease, duties=make_duties(office), hearing=self._hearing).run()
+        duties = make_duties(self._database, self._notifier)
+        await Candidate(self._database, lease=lease, duties=duties, hearing=self._hearing).run()
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         self._ending.discard(running)

@@ -20,17 +20,6 @@ with gone as (
 select {schema}.report_duties(%(reports)s::json),
        (select count(pg_notify(%(channel)s, 'manager')) from gone)
 
--- name: prove_term
--- Say whether a term of the manager is still that of its holder. Nothing is locked: a frozen holder must not keep
--- others from taking over.
-select exists (
-           select
-             from {schema}.worker_instance
-            where id = %(id)s
-              and token = %(token)s
-              and expires_at > clock_timestamp()
-       ) as holds
-
 -- name: get_manager
 -- Read how many processes may run the manager, and whether any shall.
 select target_instances, suspended, term

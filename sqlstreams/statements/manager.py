@@ -40,20 +40,6 @@ class LeaseAnswer(Struct, frozen=True):
     suspended: list[str]
 
 
-class Term(Struct, frozen=True):
-    """One holder's time as the manager, and the proof that it is ours. Terms are numbered upwards."""
-
-    id: int
-    token: UUID
-    number: int
-
-
-class Proved(Struct, frozen=True):
-    """Whether a term is still that of its holder."""
-
-    holds: bool
-
-
 class ManagerRow(Struct, frozen=True):
     """What was decided about the manager as a whole."""
 
@@ -106,10 +92,6 @@ def resign(schema: str, *, token: UUID, reports: Sequence[DutyReport], channel: 
 
 def _json(reports: Sequence[DutyReport]) -> str:
     return msgspec.json.encode(reports).decode()
-
-
-def prove_term(schema: str, *, term: Term) -> Statement[Proved]:
-    return of_system("prove_term", schema, Proved, {"id": term.id, "token": term.token})
 
 
 def get_manager(schema: str) -> Statement[ManagerRow]:

@@ -24,7 +24,7 @@ from sqlstreams.options import DeadFilter, GroupOptions, ScheduleOptions, Stream
 from sqlstreams.produce.batch import JsonArray, prepare_adapters
 from sqlstreams.slots import Rule
 from sqlstreams.sql import statement_texts
-from sqlstreams.statements import Declared, DeclaredDeadline, DutyReport, Failures, Family, Rows, Statement, Term
+from sqlstreams.statements import Declared, DeclaredDeadline, DutyReport, Failures, Family, Rows, Statement
 from tests.database.databases import database_of_a_module
 from tests.support import Note
 
@@ -158,7 +158,6 @@ ARGUMENTS: dict[str, Any] = {
     "stream_ids": [1],
     "table_id": 1,
     "table": '"x"',
-    "term": Term(1, TOKEN, 1),
     "through": 10,
     "token": TOKEN,
     "tokens": [TOKEN, UUID(int=2)],

@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID, uuid4
 
-import pytest
-
-from sqlstreams import AsyncClient, LeaseLost, acts, statements
+from sqlstreams import AsyncClient, statements
 from sqlstreams.database import AsyncDatabase
-from sqlstreams.manager.duties import Office
-from sqlstreams.manager.lease import Lease, clock
-from sqlstreams.statements import LeaseAnswer, Term
-from sqlstreams.wake import Notifier
+from sqlstreams.statements import LeaseAnswer
 from tests.manager.support import database, execute, holders
 
 
@@ -23,12 +18,6 @@ async def _ask(on: AsyncDatabase, token: UUID, *, ttl: float = 15.0) -> LeaseAns
         )
     )
     return answer
-
-
-def _term(answer: LeaseAnswer, token: UUID) -> Term:
-    assert answer.id is not None
-    assert answer.term is not None
-    return Term(answer.id, token, answer.term)
 
 
 async def _expire(url: str) -> None:
@@ -66,22 +55,20 @@ async def test_the_same_host_and_pid_are_not_the_same_holder(client: AsyncClient
         assert await _ask(on, mine) == first
 
 
-async def test_a_lease_that_was_taken_over_is_lost_to_its_old_holder(database_url: str) -> None:
+async def test_a_lease_that_was_taken_over_is_lost_to_its_old_holder(client: AsyncClient, database_url: str) -> None:
     mine, other = uuid4(), uuid4()
     async with database(database_url) as on:
-        old = _term(await _ask(on, mine), mine)
-        assert await on.run(lambda: acts.prove_term("sqlstreams", old))
+        old = await _ask(on, mine)
+        assert old.term is not None
         await _expire(database_url)
-        assert not await on.run(lambda: acts.prove_term("sqlstreams", old))
-        new = _term(await _ask(on, other), other)
+        new = await _ask(on, other)
 
         again = await _ask(on, mine)
 
-        assert again.id is None
+        assert (again.id, again.term) == (None, None)
         assert again.retry_in is not None
-        assert new.number == old.number + 1
-        assert await on.run(lambda: acts.prove_term("sqlstreams", new))
-        assert not await on.run(lambda: acts.prove_term("sqlstreams", old))
+        assert new.term == old.term + 1
+        assert await holders(client) == [new.term]
 
 
 async def test_a_late_renewal_keeps_a_lease_that_nobody_took(database_url: str) -> None:
@@ -106,16 +93,3 @@ async def test_where_places_become_fewer_those_that_came_first_stay(client: Asyn
         nobody = await _ask(on, tokens[0])
     assert (nobody.id, nobody.retry_in) == (None, None)
     assert await holders(client) == []
-
-
-async def test_an_act_that_must_not_outlive_the_lease_is_refused_when_it_has(database_url: str) -> None:
-    lease = Lease(15)
-    async with database(database_url) as on:
-        office = Office(on, lease=lease, notifier=Notifier(on.address))
-        with pytest.raises(LeaseLost):
-            await on.run(office.prove_term)
-        lease.hear(await _ask(on, lease.token), asked_at=clock())
-        await on.run(office.prove_term)
-        await _expire(database_url)
-        with pytest.raises(LeaseLost):
-            await on.run(office.prove_term)
