@@ -87,8 +87,8 @@ class Account:
         """Hear that a report was written down."""
         self._runs -= report.runs
         self._done -= report.done
-        # What began meanwhile, or ended, is news.
-        self._has_news = self._runs > 0 or (self._began is None) != (report.running_for is None)
+        # What ended meanwhile is news; what still runs is told each time, for another holder may say that it does not.
+        self._has_news = self._runs > 0 or self._began is not None or report.running_for is not None
 
 
 def _since(moment: float | None, now: float) -> float | None:

@@ -195,6 +195,22 @@ async def test_a_duty_that_hangs_delays_no_other_and_shows_since_when(client: As
     assert (await status_of(client, "hanging")).runs == 0
 
 
+async def test_a_duty_that_hangs_is_not_hidden_by_another_holder_of_the_lease(
+    client: AsyncClient, database_url: str
+) -> None:
+    async def hang() -> Ran:
+        await asyncio.sleep(600)
+        return Ran()
+
+    hanging, healthy = Notes("shared", work=hang), Notes("shared", period=600)
+    await execute(database_url, "update sqlstreams.worker_config set target_instances = 2")
+    async with standing(database_url, hanging, ttl=0.6):
+        await eventually(lambda: _runs(client, "shared"))
+        async with standing(database_url, healthy, ttl=0.6):
+            await eventually(lambda: _has_run(client, "shared"))
+            await eventually(lambda: _runs(client, "shared"), within=5)
+
+
 async def _runs(client: AsyncClient, name: str) -> bool:
     return any(each.running_since for each in (await client.manager.list()).duties if each.name == name)
 
