@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Self, TypeVar, overload
+from weakref import WeakSet
 
 import psycopg
 from psycopg import errors as pg
@@ -84,6 +85,7 @@ class AsyncClient:
         )
         self._runs_manager = manager
         self._logs: dict[tuple[str, int], Log] = {}
+        self._used_logs: WeakSet[Log] = WeakSet()  # also those that were read anew since
         self._joined: dict[object, set[int]] = {}
         self._checked = False
 
@@ -98,7 +100,7 @@ class AsyncClient:
         """Commit what is pending, send the last wake-ups and close every connection."""
         await self._presence.close()
         await self._management.close()
-        for log in list(self._logs.values()):
+        for log in list(self._used_logs):
             await log.commits.close()
         await asyncio.to_thread(self._notifier.close)
         await self._database.close()

@@ -31,6 +31,7 @@ class Log:
         self.info = info
         self.commits: AsyncGroupCommit[Receipt] = AsyncGroupCommit(self.commit, max_pending=client._max_pending)
         self._client = client
+        client._used_logs.add(self)
         self._family = Family(client._address.schema, info.id)
         self._room = LogRoom(self._family, info.partition_rows)
         self._schema_version = schema_version

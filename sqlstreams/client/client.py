@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Self, TypeVar, overload
+from weakref import WeakSet
 
 import psycopg
 from psycopg import errors as pg
@@ -80,6 +82,8 @@ class Client:
         self._runs_manager = manager
         self._notifier = Notifier(self._address)
         self._logs: dict[tuple[str, int], Log] = {}
+        self._used_logs: WeakSet[Log] = WeakSet()  # also those that were read anew since
+        self._logs_lock = threading.Lock()
         self._joined: dict[object, set[int]] = {}
         self._checked = False
 
@@ -92,7 +96,9 @@ class Client:
 
     def close(self) -> None:
         """Commit what is pending, send the last wake-ups and close every connection."""
-        for log in list(self._logs.values()):
+        with self._logs_lock:
+            used = list(self._used_logs)
+        for log in used:
             log.commits.close()
         self._notifier.close()
         self._database.close()
