@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from sqlstreams import acts, statements
 from sqlstreams.codec import Codec
 from sqlstreams.errors import InvalidInput
-from sqlstreams.manager import firing
+from sqlstreams.manager import appending, firing
 from sqlstreams.model import (
     Backfilled,
     Receipt,
@@ -203,7 +203,7 @@ class AsyncScheduler:
         return acts.get_schedule(self._schema, name=self.name)
 
     async def _fire(self, stored: StoredSchedule, act: Callable[[], Act[ResultT]]) -> ResultT:
-        fired = await firing.awithin(self._client._database, act, stream_ids=[stored.stream_id])
+        fired = await appending.awithin(self._client._database, act, stream_ids=[stored.stream_id])
         self._client._notifier.notify(stored.stream_id)
         return fired
 

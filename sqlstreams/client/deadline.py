@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from sqlstreams import acts
 from sqlstreams.codec import Codec
 from sqlstreams.errors import InvalidInput
-from sqlstreams.manager import moving
+from sqlstreams.manager import appending, moving
 from sqlstreams.model import DeadlineEdit, DeadlineInfo, DeadlineStatus, RawPayload, Replayed
 from sqlstreams.names import check_name
 from sqlstreams.options import (
@@ -146,10 +146,10 @@ class Deadline:
         check_integer("limit", limit, low=1, high=100_000)
         stored = self._client._run(self._get)
         stream_id = stored.declared.stream_id
-        replayed = moving.within(
+        replayed = appending.within(
             self._client._database,
             lambda: moving.replay_rows(self._schema, name=self.name, start=start, until=until, limit=limit),
-            stream_id=stream_id,
+            stream_ids=[stream_id],
         )
         self._client._notifier.notify(stream_id)
         return replayed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from sqlstreams import acts, statements
 from sqlstreams.codec import Codec
 from sqlstreams.errors import InvalidInput
-from sqlstreams.manager import firing
+from sqlstreams.manager import appending, firing
 from sqlstreams.model import (
     Backfilled,
     Receipt,
@@ -202,7 +202,7 @@ class Scheduler:
         return acts.get_schedule(self._schema, name=self.name)
 
     def _fire(self, stored: StoredSchedule, act: Callable[[], Act[ResultT]]) -> ResultT:
-        fired = firing.within(self._client._database, act, stream_ids=[stored.stream_id])
+        fired = appending.within(self._client._database, act, stream_ids=[stored.stream_id])
         self._client._notifier.notify(stored.stream_id)
         return fired
 

@@ -13,9 +13,10 @@ from psycopg import errors as pg
 from sqlstreams import acts, statements
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.errors import DatabaseUnavailable, NotInstalled, ProduceUncertain, SqlstreamsError
+from sqlstreams.manager.appending import awithin
 from sqlstreams.manager.duty import Ran
 from sqlstreams.manager.lease import clock
-from sqlstreams.manager.moving import CannotMove, Culprit, Misfits, awithin, move_rows
+from sqlstreams.manager.moving import CannotMove, Culprit, Misfits, move_rows
 from sqlstreams.names import clean_text
 from sqlstreams.statements import RunningDeadline
 from sqlstreams.wake import Notifier
@@ -163,7 +164,7 @@ class DeadlineProducers:
             moved = await awithin(
                 self._database,
                 lambda: move_rows(self._schema, deadline, keys=keys, limit=deadline.batch, claimed=claimed),
-                stream_id=deadline.stream_id,
+                stream_ids=[deadline.stream_id],
             )
             if moved:
                 self._notifier.notify(deadline.stream_id)

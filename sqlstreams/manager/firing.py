@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import groupby
-from typing import Final, TypeVar
+from typing import Final
 
-import psycopg
 from msgspec import Struct
 
 from sqlstreams import statements
 from sqlstreams.codec import encode_options
-from sqlstreams.database import AsyncDatabase, Database, adrive, drive
-from sqlstreams.errors import DatabaseUnavailable, IdempotencyConflict, InvalidInput, NotFound
+from sqlstreams.errors import IdempotencyConflict, InvalidInput, NotFound
 from sqlstreams.manager.catch_up import Plan, PlannedFire
 from sqlstreams.model import Backfilled, Receipt
 from sqlstreams.names import clean_text
 from sqlstreams.options import DeliveryOptions
-from sqlstreams.produce.append import append_messages, meets_edge
-from sqlstreams.produce.batch import Encoded, prepare_adapters
+from sqlstreams.produce.append import append_messages
+from sqlstreams.produce.batch import Encoded
 from sqlstreams.produce.idempotency import KeyedBatch
-from sqlstreams.produce.transaction import atransaction, transaction
 from sqlstreams.slots import Rule
 from sqlstreams.statements import Act, Family, FiringSchedule, Statement, ask
 from sqlstreams.zones import zone_data_version
 
-ResultT = TypeVar("ResultT")
-
-_ATTEMPTS: Final = 5
-_ROOM: Final = 10_000
 _INSTANT: Final = timedelta(microseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -63,9 +56,6 @@ class _Fire(Struct, frozen=True):
 def fired_by() -> str:
     """Return what the history of fires calls this process."""
     return clean_text(f"{socket.gethostname()} {os.getpid()}", limit=200)
-
-
-# What is asked of the database
 
 
 def fire_plans(schema: str, plans: Sequence[Plan]) -> Act[Outcome]:
@@ -263,48 +253,3 @@ def _move(schema: str, plans: Sequence[Plan], produced: Iterable[tuple[_Fire, in
                 zone_data=zone_data_version(),
             )
         )
-
-
-# Who asks it
-
-
-def within(database: Database, act: Callable[[], Act[ResultT]], *, stream_ids: Iterable[int]) -> ResultT:
-    """Drive an act that produces, in a transaction of its own. Try again where nothing was written."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            with transaction(database) as connection:
-                prepare_adapters(connection.adapters)
-                return drive(connection, act())
-        except psycopg.errors.CheckViolation as error:
-            if not meets_edge(error):
-                raise
-            for stream_id in stream_ids:
-                database.query(_extension(database.schema, stream_id, attempt))
-        except DatabaseUnavailable as error:
-            if attempt:
-                raise
-            database.renew_pool(error)
-    raise DatabaseUnavailable(f"the log could not be extended in {_ATTEMPTS} attempts; nothing was written")
-
-
-async def awithin(database: AsyncDatabase, act: Callable[[], Act[ResultT]], *, stream_ids: Iterable[int]) -> ResultT:
-    """Drive an act that produces, in a transaction of its own. Try again where nothing was written."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            async with atransaction(database) as connection:
-                prepare_adapters(connection.adapters)
-                return await adrive(connection, act())
-        except psycopg.errors.CheckViolation as error:
-            if not meets_edge(error):
-                raise
-            for stream_id in stream_ids:
-                await database.query(_extension(database.schema, stream_id, attempt))
-        except DatabaseUnavailable as error:
-            if attempt:
-                raise
-            await database.renew_pool(error)
-    raise DatabaseUnavailable(f"the log could not be extended in {_ATTEMPTS} attempts; nothing was written")
-
-
-def _extension(schema: str, stream_id: int, attempt: int) -> Statement[statements.Edge]:
-    return statements.extend_log(Family(schema, stream_id), ahead=_ROOM * 2**attempt)

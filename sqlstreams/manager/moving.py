@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Final
 from uuid import uuid4
 
-import psycopg
 from msgspec import Struct
 
 from sqlstreams import statements
 from sqlstreams.acts import find_problem, get_deadline
 from sqlstreams.codec import Codec, check_shape, encode_options
-from sqlstreams.database import AsyncDatabase, Database, adrive, drive
-from sqlstreams.errors import DatabaseUnavailable, InvalidInput, SqlstreamsError
+from sqlstreams.errors import InvalidInput, SqlstreamsError
 from sqlstreams.model import RawPayload, Replayed
 from sqlstreams.names import check_required_key
-from sqlstreams.produce.append import meets_edge
-from sqlstreams.produce.batch import Batch, Encoded, prepare_adapters
-from sqlstreams.produce.transaction import atransaction, transaction
+from sqlstreams.produce.batch import Batch, Encoded
 from sqlstreams.statements import Act, ClaimedRow, DueRow, Family, MovedRow, RunningDeadline, Statement, ask
 
-ResultT = TypeVar("ResultT")
-
-_ATTEMPTS: Final = 5
-_ROOM: Final = 10_000
 _ANY_JSON: Final = Codec(RawPayload)
 REPLAY_HEADER: Final = "sqlstreams-replay"
 
@@ -49,9 +41,6 @@ class CannotMove(SqlstreamsError):
     """The rows of a deadline do not become messages."""
 
     code = "SQL0142"
-
-
-# What is asked of the database
 
 
 def move_rows(
@@ -153,57 +142,3 @@ def replay_rows(schema: str, *, name: str, start: datetime, until: datetime, lim
         raise InvalidInput("deadline", f"{name!r} has a row that cannot be produced again: {misfits}") from None
     yield from ask(statements.note_replayed(schema, deadline_id=deadline.id, count=len(rows)))
     return Replayed(len(rows), replay)
-
-
-# Who asks it
-
-
-def within(database: Database, act: Callable[[], Act[ResultT]], *, stream_id: int) -> ResultT:
-    """Drive an act that produces, in a transaction of its own, and make room in the log where it has none."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            with transaction(database) as connection:
-                prepare_adapters(connection.adapters)
-                return drive(connection, act())
-        except psycopg.errors.CheckViolation as error:
-            if not _is_edge_of(error, stream_id):
-                raise
-            database.query(_extension(database.schema, stream_id, attempt))
-        except DatabaseUnavailable as error:
-            if attempt:
-                raise
-            database.renew_pool(error)
-    raise _no_room(stream_id)
-
-
-async def awithin(database: AsyncDatabase, act: Callable[[], Act[ResultT]], *, stream_id: int) -> ResultT:
-    """Drive an act that produces, in a transaction of its own, and make room in the log where it has none."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            async with atransaction(database) as connection:
-                prepare_adapters(connection.adapters)
-                return await adrive(connection, act())
-        except psycopg.errors.CheckViolation as error:
-            if not _is_edge_of(error, stream_id):
-                raise
-            await database.query(_extension(database.schema, stream_id, attempt))
-        except DatabaseUnavailable as error:
-            if attempt:
-                raise
-            await database.renew_pool(error)
-    raise _no_room(stream_id)
-
-
-def _is_edge_of(error: psycopg.Error, stream_id: int) -> bool:
-    # A user's table may have no partition for the new state: that is the same error of another table.
-    return meets_edge(error) and error.diag.table_name == f"message_log_{stream_id}"
-
-
-def _extension(schema: str, stream_id: int, attempt: int) -> Statement[Any]:
-    return statements.extend_log(Family(schema, stream_id), ahead=_ROOM * 2**attempt)
-
-
-def _no_room(stream_id: int) -> DatabaseUnavailable:
-    return DatabaseUnavailable(
-        f"the log of stream {stream_id} could not be extended in {_ATTEMPTS} attempts; nothing was written"
-    )

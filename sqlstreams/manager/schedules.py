@@ -15,9 +15,10 @@ from msgspec import Struct
 from sqlstreams import statements
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
+from sqlstreams.manager.appending import awithin
 from sqlstreams.manager.catch_up import Plan, make_plan
 from sqlstreams.manager.duty import Ran
-from sqlstreams.manager.firing import Outcome, Refusal, awithin, charge, fire_plans, refuse
+from sqlstreams.manager.firing import Outcome, Refusal, charge, fire_plans, refuse
 from sqlstreams.slots import Rule
 from sqlstreams.statements import DueSchedule, DueSchedules, OutdatedSchedule
 from sqlstreams.wake import Notifier
