@@ -270,7 +270,10 @@ class Consumption:
             return
         held.lost = True
         self._queue.drop(held)
-        self._start_over |= self._gated
+        if self._gated:
+            # At once: what we hold behind it would pass it.
+            self._queue.pause()
+            self._start_over = True
         self._stats.leases_lost += 1
         self._news.set()
         _log.warning("SQL0040 %s lost the lease on ids %d to %d to another process", self._subject, held.low, held.high)
@@ -682,13 +685,12 @@ class Consumption:
 
     async def _begin_anew(self) -> None:
         """Give back everything that has not begun and claim it again: what we held of keys may be others' by now."""
-        await self._queue.pause()
-        try:
-            await self._recorder.drain()
-            await self._give_back()
-        finally:
-            self._queue.resume()
+        self._queue.pause()
+        await self._queue.quiet()
+        await self._recorder.drain()
+        await self._give_back()
         self._start_over = False
+        self._queue.resume()
 
     async def _give_back_finished(self) -> None:
         finished = list(self._finished)

@@ -78,9 +78,12 @@ class WorkQueue:
         self.unstarted = 0
         self.chains = KeyChains()
 
-    async def pause(self) -> None:
-        """Hand out nothing for now, and wait until nothing runs."""
+    def pause(self) -> None:
+        """Hand out nothing for now."""
         self._paused = True
+
+    async def quiet(self) -> None:
+        """Wait until nothing runs of what was handed out."""
         while self.running:
             self._quiet.clear()
             await self._quiet.wait()

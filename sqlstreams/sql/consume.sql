@@ -389,16 +389,18 @@ followers as materialized (
     select e.message_id
       from led l
      cross join lateral (
-           select message_id
-             from {schema}.exception_queue_{stream}
-            where group_id = %(group_id)s
-              and message_key = l.message_key
-              and message_id > l.message_id
-              and state = 'deferred'
-              and concurrency is not null
-              and not alone
-            order by message_id
-            limit %(followers)s) as e
+           -- Up to the first that has to run alone: those behind it must not pass it.
+           select message_id, bool_or(alone) over (order by message_id) as waits_longer
+             from (select message_id, alone
+                     from {schema}.exception_queue_{stream}
+                    where group_id = %(group_id)s
+                      and message_key = l.message_key
+                      and message_id > l.message_id
+                      and state = 'deferred'
+                      and concurrency is not null
+                    order by message_id
+                    limit %(followers)s) as behind) as e
+     where not e.waits_longer
      order by l.message_key, e.message_id
      limit %(followers)s
 ),

@@ -265,3 +265,38 @@ async def test_a_hot_key_holds_up_no_other_key(database_url: str) -> None:
             )
             await eventually(lambda: len(cool) == 10, within=30)
             release.set()
+
+
+async def test_nothing_of_a_key_passes_a_range_that_was_lost(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncClient(database_url) as client:
+        consumer = await _stream_with(client, [("k", str(number)) for number in range(6)], concurrency="ordered")
+        began, go_on, feeder_waits, feeder_may = (asyncio.Event() for _ in range(4))
+        seen: list[str] = []
+
+        async def handle(note: Note) -> None:
+            seen.append(note.text)
+            began.set()
+            await go_on.wait()
+
+        async def wait() -> None:
+            feeder_waits.set()
+            await feeder_may.wait()
+
+        async with consuming(consumer, handle, concurrency=2, prefetch=2):
+            await began.wait()
+            (member,) = client._presence._members
+            await eventually(lambda: len(member.tokens()) >= 2)
+            # The feeder is in the middle of something else when the loss is heard of.
+            monkeypatch.setattr(member, "_hold_bindings", wait)
+            member.doubt()
+            await feeder_waits.wait()
+            member.lost(member.tokens()[0])
+            go_on.set()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert seen == ["0"]
+            feeder_may.set()
+            await eventually(lambda: len(set(seen)) == 6)
+    assert list(dict.fromkeys(seen)) == ["0", "1", "2", "3", "4", "5"]
