@@ -92,7 +92,9 @@ create table {schema}.consumer_instance (
     library     text not null,
     started_at  timestamptz not null default now(),
     renewed_at  timestamptz not null default now(),
-    expires_at  timestamptz not null
+    expires_at  timestamptz not null,
+    -- Whether others have begun to take over what it holds: it cannot renew its leases any more, and has to enter anew.
+    fenced      boolean not null default false
 ) with (fillfactor = 50);
 
 -- Which bindings a process that consumes declared: as long as it lives, other ones do not replace them while they are in

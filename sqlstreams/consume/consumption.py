@@ -451,6 +451,8 @@ class Consumption:
         del self._finished[: len(finished)]
         self._stats.claims += 1
         if claimed.at_hole:
+            # Where keys matter it may be no hole, but a range that somebody has to take over first.
+            self._loose |= self._gated
             self._fresh = await self._holes.meet()
             return self._fresh
         self._holes.closed()
@@ -508,15 +510,17 @@ class Consumption:
         if not self._gated:
             rows, waiting = await self._database.query_together(statement, wait)
             return rows, SortedOut([], waiting)
-        _, rows, waiting, gated = await self._database.query_together(
-            statements.lock_cursor(self._database.schema, group_id=group_id),
+        schema, instance_id = self._database.schema, self._presence.instance_id
+        *_, rows, waiting, gated = await self._database.query_together(
+            statements.lock_cursor(schema, group_id=group_id),
+            *([statements.lock_loose_leases(schema, group_id=group_id, instance_id=instance_id)] if steal else []),
             statement,
             # Before the keys: what waits takes none, but in order it has its place.
             wait,
             statements.gate(
                 family,
                 group_id=group_id,
-                instance_id=self._presence.instance_id,
+                instance_id=instance_id,
                 token=token,
                 chain=self._queue.chains.extendable(),
                 steal=steal,

@@ -51,10 +51,16 @@ class HoleWatch:
             self._since = time.monotonic()
             self._subject.stats.waits += 1
         if self._barrier is None:
+            settled_before = self.settled
             self._barrier = raise_barrier(await self._read_settled_head())
-            self._looks = 0
             if self._settle():
-                return True
+                if self.settled > settled_before:
+                    self._looks = 0
+                    return True
+                # No hole: other ranges have to be finished or taken over first.
+                self._looks += 1
+                return False
+            self._looks = 0
         self._looks += 1
         self._report(self._barrier)
         return False

@@ -28,10 +28,12 @@ taken as materialized (
     select (select claimed from cursor) as claimed, max(id) as high
       from scanned
      where (id = (select claimed from cursor) + position or id <= %(settled)s)
+       -- Where keys matter: earlier ranges have been through the gate, and none lies about that nobody has taken over.
        and not (%(gated)s and exists (select
                                         from {schema}.claim_lease l
+                                        left join {schema}.consumer_instance i on i.id = l.instance_id
                                        where l.group_id = %(group_id)s
-                                         and not l.gated))
+                                         and (not l.gated or i.id is null or i.expires_at < now())))
 ),
 lease as (
     insert into {schema}.claim_lease (token, group_id, instance_id, low, high, resolved, gated)
@@ -103,10 +105,12 @@ taken as materialized (
     select (select claimed from cursor) as claimed, max(id) as high
       from scanned
      where (id = (select claimed from cursor) + position or id <= %(settled)s)
+       -- Where keys matter: earlier ranges have been through the gate, and none lies about that nobody has taken over.
        and not (%(gated)s and exists (select
                                         from {schema}.claim_lease l
+                                        left join {schema}.consumer_instance i on i.id = l.instance_id
                                        where l.group_id = %(group_id)s
-                                         and not l.gated))
+                                         and (not l.gated or i.id is null or i.expires_at < now())))
 ),
 lease as (
     insert into {schema}.claim_lease (token, group_id, instance_id, low, high, resolved, gated, bindings)
@@ -153,6 +157,17 @@ update {schema}.claim_lease
    and token <> all(%(known)s::uuid[])
 returning token, set_config('synchronous_commit', 'off', true)
 
+-- name: lock_loose_leases
+-- Wait for whoever still writes to ranges that nobody holds any more. Where keys matter, the lowest of them has to be
+-- taken first, and to take what is not locked would pass it.
+select l.token
+  from {schema}.claim_lease l
+  left join {schema}.consumer_instance i on i.id = l.instance_id
+ where l.group_id = %(group_id)s
+   and (i.id is null or i.expires_at < now() and i.id <> %(instance_id)s)
+ order by l.low
+   for update of l
+
 -- name: take_over
 -- Lease a range that nobody holds any more: freed by a clean stop, or of another process that stopped renewing
 -- (recorded). Our own, when we were late to renew, are still being worked on.
@@ -170,6 +185,15 @@ with loose as materialized (
      limit 1
        for update of l skip locked
 ),
+fenced as (
+    -- Unless it renewed its leases at this very moment.
+    update {schema}.consumer_instance i
+       set fenced = true
+      from loose
+     where i.id = loose.instance_id
+       and i.expires_at < now()
+    returning i.id
+),
 taken as (
     update {schema}.claim_lease l
        set token = %(token)s,
@@ -181,6 +205,7 @@ taken as (
            claimed_at = now()
       from loose
      where l.token = loose.token
+       and (not loose.died or exists (select from fenced))
     returning l.low, l.high, l.resolved, l.done, l.bindings, l.reclaims, loose.died
 ),
 charged as (

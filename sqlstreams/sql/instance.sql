@@ -11,12 +11,14 @@ delete from {schema}.consumer_instance i
    and not exists (select from {schema}.claim_lease where instance_id = i.id)
 
 -- name: renew_instance
--- Push back the end of all our leases, if they are still ours.
+-- Push back the end of all our leases, if they are still ours. Not once somebody took the first of them: what we hold of
+-- an ordered key would pass what he has of it.
 update {schema}.consumer_instance
    set renewed_at = now(),
        expires_at = now() + make_interval(secs => %(ttl)s)
  where id = %(id)s
    and token = %(token)s
+   and not fenced
 returning set_config('synchronous_commit', 'off', true)
 
 -- name: checkpoint

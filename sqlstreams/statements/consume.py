@@ -90,6 +90,10 @@ def disown(schema: str, *, group_id: int, instance_id: int, known: list[UUID]) -
     return of_system("disown", schema, first(Owned, 1), parameters)
 
 
+def lock_loose_leases(schema: str, *, group_id: int, instance_id: int) -> Statement[Owned]:
+    return of_system("lock_loose_leases", schema, Owned, {"group_id": group_id, "instance_id": instance_id})
+
+
 def take_over(family: Family, *, group_id: int, instance_id: int, token: UUID, gated: bool) -> Statement[Columns]:
     parameters = {"group_id": group_id, "instance_id": instance_id, "token": token, "gated": gated}
     return of_family("take_over", family, columns, parameters)

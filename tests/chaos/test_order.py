@@ -53,7 +53,7 @@ async def test_order_holds_when_a_process_freezes_and_comes_back(client: AsyncCl
     await eventually(lambda: len(frozen.ids()) >= 10)
     frozen.send(signal.SIGSTOP)
     other = start(handler="flaky", seconds=0.01, concurrency=4, prefetch=25)
-    await eventually(lambda: other.logged("SQL0104"))
+    await eventually(lambda: other.logged("SQL0104"), within=60)
     frozen.send(signal.SIGCONT)
     await eventually(lambda: set(frozen.ids()) | set(other.ids()) == set(range(1, 301)), within=60)
     await all_is_done(group)

@@ -172,6 +172,7 @@ table consumer_instance with (fillfactor=50)
     started_at timestamp with time zone not null default now()
     renewed_at timestamp with time zone not null default now()
     expires_at timestamp with time zone not null
+    fenced boolean not null default false
     constraint consumer_instance_pkey PRIMARY KEY (id)
 CREATE UNIQUE INDEX consumer_instance_pkey ON sqlstreams.consumer_instance USING btree (id)
 

@@ -68,6 +68,7 @@ class Proxy:
         is_lost = threading.Event()
         answers = threading.Thread(target=_copy, args=(server, client, is_lost), daemon=True)
         answered, prepared = False, b""
+        moment: Moment | None = None
         with suppress(OSError):
             while request := client.recv(65_536):
                 commit = _COMMIT.search(request)
@@ -77,19 +78,19 @@ class Proxy:
                 if moment is not None:
                     self.broken += 1
                     self._is_shut = self._close_too
-                    if moment == "after":
-                        is_lost.set()
-                        server.sendall(request)
-                        answers.join()
+                if moment == "after":
+                    is_lost.set()  # the next answer ends it; what belongs to the commit may still follow
+                elif moment is not None:
                     self._break(client, server, request, moment)
-                    if self._is_shut:
-                        _end(*(each for each in self._open if each not in (client, server)))
-                    return
+                    break
                 if not answered:
                     answered = True
                     answers.start()
                 server.sendall(request)
-        _end(client, server)
+        if moment != "during":
+            _end(client, server)
+        if self._is_shut:
+            _end(*(each for each in self._open if each not in (client, server)))
 
     def _break(self, client: socket.socket, server: socket.socket, request: bytes, moment: Moment) -> None:
         with suppress(OSError):
