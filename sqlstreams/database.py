@@ -213,14 +213,17 @@ class Database:
         return self._twice(lambda: self._query_once(statement))
 
     def ask_alone(self, statement: Statement[Any], *, within: float) -> bool:
-        """Ask a statement that runs in no transaction; return False when it was given up after `within` seconds."""
+        """Ask a statement that runs in no transaction; return False when it was given up.
+
+        That is after `within` seconds, or since somebody else is at it.
+        """
         with self.connection() as connection:
             given_up = threading.Event()
             timer = threading.Timer(within, _give_up, (connection, given_up))
             timer.start()
             try:
                 execute(connection, statement)
-            except (pg.QueryCanceled, pg.LockNotAvailable):
+            except (pg.QueryCanceled, pg.LockNotAvailable, pg.ObjectNotInPrerequisiteState):
                 return False
             finally:
                 timer.cancel()
@@ -384,13 +387,16 @@ class AsyncDatabase:
             raise
 
     async def ask_alone(self, statement: Statement[Any], *, within: float) -> bool:
-        """Ask a statement that runs in no transaction; return False when it was given up after `within` seconds."""
+        """Ask a statement that runs in no transaction; return False when it was given up.
+
+        That is after `within` seconds, or since somebody else is at it.
+        """
         async with self.connection() as connection:
             given_up = asyncio.Event()
             timer = asyncio.create_task(_agive_up(connection, given_up, within))
             try:
                 await aexecute(connection, statement)
-            except (pg.QueryCanceled, pg.LockNotAvailable):
+            except (pg.QueryCanceled, pg.LockNotAvailable, pg.ObjectNotInPrerequisiteState):
                 return False
             finally:
                 if not given_up.is_set():

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 ResultT = TypeVar("ResultT")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_AGAIN: Final = 3.0
 
 
 class Stop:
@@ -86,3 +87,16 @@ def _unlisten(loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_signal_handler(each)
         if handler is not None:  # None: it was not installed from Python
             signal.signal(each, handler)
+
+
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks of the library's own and wait for their end.
+
+    Asks again until they end: what waits for a pooled connection may swallow a cancellation before Python 3.12.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from sqlstreams.consume.stopping import cancel
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.manager.candidate import Candidate
 from sqlstreams.manager.duties import make_duties
@@ -38,10 +39,9 @@ class Management:
             self._users -= 1
             if not self._users:
                 self._running = None
-                running.cancel()
                 self._ending.add(running)
                 running.add_done_callback(self._ended)
-                await asyncio.wait([running])
+                await cancel(running)
 
     async def close(self) -> None:
         """Wait until the lease is given back, where nobody waits for that any more."""

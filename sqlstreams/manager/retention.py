@@ -19,7 +19,7 @@ from psycopg import errors as pg
 
 from sqlstreams import acts, statements
 from sqlstreams.database import AsyncDatabase, Database
-from sqlstreams.errors import NotFound, SqlstreamsError
+from sqlstreams.errors import NotFound, NotInstalled, SqlstreamsError
 from sqlstreams.manager.duty import Ran
 from sqlstreams.model import Expiry
 from sqlstreams.statements import Act, Deleted, Family, Partition, Statement
@@ -94,7 +94,10 @@ def expire_batch(database: Database, name: str) -> Batch:
 
 async def _atake(database: AsyncDatabase, step: Step) -> Any:
     if isinstance(step, Statement):
-        return await database.ask_alone(step, within=_DETACH_WITHIN)
+        try:
+            return await database.ask_alone(step, within=_DETACH_WITHIN)
+        except NotInstalled:  # another one took the partition out at this moment
+            return True
     try:
         return await database.run(step)
     except pg.LockNotAvailable:
@@ -103,7 +106,10 @@ async def _atake(database: AsyncDatabase, step: Step) -> Any:
 
 def _take(database: Database, step: Step) -> Any:
     if isinstance(step, Statement):
-        return database.ask_alone(step, within=_DETACH_WITHIN)
+        try:
+            return database.ask_alone(step, within=_DETACH_WITHIN)
+        except NotInstalled:  # another one took the partition out at this moment
+            return True
     try:
         return database.run(step)
     except pg.LockNotAvailable:
