@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 ResultT = TypeVar("ResultT")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_AGAIN: Final = 3.0
 
 
 class Stop:
@@ -89,14 +88,15 @@ def _unlisten(loop: asyncio.AbstractEventLoop) -> None:
             signal.signal(each, handler)
 
 
-async def cancel(*tasks: asyncio.Task[Any]) -> None:
+async def cancel(*tasks: asyncio.Task[Any], again_after: float = 1.0) -> None:
     """Cancel tasks of the library's own and wait for their end.
 
-    Asks again until they end: what waits for a pooled connection may swallow a cancellation before Python 3.12.
+    Asks again every `again_after` seconds until they end: what waits for a pooled connection may swallow a cancellation
+    before Python 3.12.
     """
     left = set(tasks)
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=_AGAIN)
+        _, left = await asyncio.wait(left, timeout=again_after)
     await asyncio.gather(*tasks, return_exceptions=True)
