@@ -327,7 +327,11 @@ class AsyncDatabase:
         try:
             if not self._reached:
                 await self._reach()
+            asked_before = _cancellations()
             async with self._pool.connection() as connection:
+                # The pool swallows a cancellation that comes together with the connection.
+                if _cancellations() > asked_before:
+                    raise asyncio.CancelledError
                 try:
                     yield connection
                 except BaseException as error:
@@ -421,6 +425,12 @@ class AsyncDatabase:
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.create_task(self._pool.check(), name="sqlstreams-renew-pool")
         return self._renewal
+
+
+def _cancellations() -> int:
+    """Return how often the current task was asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> list[RowT]:

@@ -28,7 +28,7 @@ from sqlstreams.consume.presence import Progress, columns
 from sqlstreams.consume.ranges import ID, KEY, OPTIONS, Keyed, Range, Retries, Work, asks_for_keys, is_for_later
 from sqlstreams.consume.reading import Reader
 from sqlstreams.consume.recorder import Recorder, Returned
-from sqlstreams.consume.stopping import Stop, cancel
+from sqlstreams.consume.stopping import Stop
 from sqlstreams.consume.subject import Subject
 from sqlstreams.consume.suspects import Suspects
 from sqlstreams.consume.work_queue import WorkQueue
@@ -179,8 +179,7 @@ class Consumption:
             await self._until_stopped(workers, feeder, recorder)
         finally:
             self._queue.close()
-            await cancel(feeder)
-            await _cancel(*workers)  # once: a handler may take its time to obey
+            await _cancel(feeder, *workers)
             self._workers.close()
             await self._clean_up(recorder)
 
@@ -215,7 +214,7 @@ class Consumption:
             if self._fatal is None:
                 _log.warning("SQL0105 %s was not given back, its leases will run out: %s", self._subject, error)
         finally:
-            await cancel(recorder)
+            await _cancel(recorder)
 
     async def _give_back(self) -> None:
         if self._finished:

@@ -16,7 +16,6 @@ import psycopg
 from msgspec import Struct
 
 from sqlstreams import statements
-from sqlstreams.consume.stopping import cancel
 from sqlstreams.database import Address, AsyncDatabase, execute
 from sqlstreams.errors import DatabaseUnavailable, NotInstalled
 from sqlstreams.migration import library_version
@@ -187,7 +186,9 @@ class Presence:
         assert self._heartbeat is not None
         identity, self._identity = self._identity, None
         self._heartbeat.stop()
-        await cancel(*self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._hearing.leave(self._wake)
         # Without it the leases end by themselves, a lease's time later.
         with suppress(psycopg.Error, DatabaseUnavailable, NotInstalled, TimeoutError):

@@ -86,17 +86,3 @@ def _unlisten(loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_signal_handler(each)
         if handler is not None:  # None: it was not installed from Python
             signal.signal(each, handler)
-
-
-async def cancel(*tasks: asyncio.Task[Any], again_after: float = 1.0) -> None:
-    """Cancel tasks of the library's own and wait for their end.
-
-    Asks again every `again_after` seconds until they end: what waits for a pooled connection may swallow a cancellation
-    before Python 3.12.
-    """
-    left = set(tasks)
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=again_after)
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -176,9 +176,7 @@ class Candidate:
         for task in running:
             self._leave(task)
         if running:
-            _, left = await asyncio.wait(running, timeout=_SHORTEST_ANSWER)
-            for task in left:
-                task.cancel()  # what waits for a pooled connection may swallow one, before Python 3.12
+            await asyncio.wait(running, timeout=_SHORTEST_ANSWER)
 
     def _leave(self, task: asyncio.Task[None] | asyncio.Task[list[LeaseAnswer]]) -> None:
         task.cancel()

@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
 
-from sqlstreams.consume.stopping import cancel
 from sqlstreams.database import AsyncDatabase
 from sqlstreams.manager.candidate import Candidate
 from sqlstreams.manager.duties import make_duties
 from sqlstreams.manager.lease import Lease
 from sqlstreams.wake import Hearing, Notifier
-
-# Twice what a candidate takes at most to give the lease back.
-_RESIGNED_BY: Final = 15.0
 
 
 class Management:
@@ -43,9 +38,10 @@ class Management:
             self._users -= 1
             if not self._users:
                 self._running = None
+                running.cancel()
                 self._ending.add(running)
                 running.add_done_callback(self._ended)
-                await cancel(running, again_after=_RESIGNED_BY)
+                await asyncio.wait([running])
 
     async def close(self) -> None:
         """Wait until the lease is given back, where nobody waits for that any more."""
