@@ -14,10 +14,10 @@ from sqlstreams.model import (
     StreamInfo,
 )
 from sqlstreams.produce.append import LogRoom, aappend, aappend_within
-from sqlstreams.produce.batch import Appended, Batch, Encoded
+from sqlstreams.produce.batch import Appendable, Appended, Batch, Encoded
 from sqlstreams.produce.callers import async_driver_connection
 from sqlstreams.produce.group_commit import AsyncGroupCommit
-from sqlstreams.produce.idempotency import AnyBatch, KeyedBatch
+from sqlstreams.produce.idempotency import KeyedBatch
 from sqlstreams.statements import Family, mark_keyed
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class Log:
         asks_for_keys = any(message.asks_for_keys for message in messages)
         return (await self.append(batch, asks_for_keys=asks_for_keys, inserted=inserted)).answers
 
-    def batch(self, messages: Iterable[Encoded], *, size: int, keyed: bool) -> AnyBatch:
+    def batch(self, messages: Iterable[Encoded], *, size: int, keyed: bool) -> Appendable:
         """Return `size` messages as a batch; without idempotency keys it is encoded while it is sent."""
         if keyed:
             return self._eager(list(messages), together=True)
         return Batch(self._family, messages, size=size, schema_version=self._schema_version, eager=False)
 
     async def append(
-        self, batch: AnyBatch, *, asks_for_keys: bool, inserted: Callable[[], None] = lambda: None
+        self, batch: Appendable, *, asks_for_keys: bool, inserted: Callable[[], None] = lambda: None
     ) -> Appended:
         """Append in a transaction of our own and wake the consumers."""
         await self._allow_keys(asks_for_keys)
@@ -87,7 +87,7 @@ class Log:
         self._client._joined.get(joined, set()).add(self._family.stream)
         return appended.receipts
 
-    def _eager(self, messages: Sequence[Encoded], *, together: bool) -> AnyBatch:
+    def _eager(self, messages: Sequence[Encoded], *, together: bool) -> Appendable:
         if any(message.idempotency_key is not None for message in messages):
             return KeyedBatch(self._family, messages, schema_version=self._schema_version, together=together)
         return Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)

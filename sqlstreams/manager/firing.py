@@ -19,8 +19,7 @@ from sqlstreams.manager.catch_up import Plan, PlannedFire
 from sqlstreams.model import Backfilled, Receipt
 from sqlstreams.names import clean_text
 from sqlstreams.options import DeliveryOptions
-from sqlstreams.produce.append import append_messages
-from sqlstreams.produce.batch import Encoded
+from sqlstreams.produce.batch import Encoded, append_messages
 from sqlstreams.produce.idempotency import KeyedBatch
 from sqlstreams.slots import Rule
 from sqlstreams.statements import Act, Family, FiringSchedule, Statement, ask

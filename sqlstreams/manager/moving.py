@@ -15,7 +15,7 @@ from sqlstreams.codec import Codec, check_shape, encode_options
 from sqlstreams.errors import InvalidInput, SqlstreamsError
 from sqlstreams.model import RawPayload, Replayed
 from sqlstreams.names import check_required_key
-from sqlstreams.produce.batch import Batch, Encoded
+from sqlstreams.produce.batch import Batch, Encoded, append_messages
 from sqlstreams.statements import Act, ClaimedRow, DueRow, Family, MovedRow, RunningDeadline, Statement, ask
 
 _ANY_JSON: Final = Codec(RawPayload)
@@ -88,8 +88,7 @@ def _produce(
 ) -> Act[None]:
     messages = list(_encode(deadline, rows, replay))
     batch = Batch(family, messages, size=len(messages), schema_version=deadline.schema_version, eager=True)
-    for part in batch:
-        yield from ask(part)
+    yield from append_messages(batch)
 
 
 def _encode(deadline: RunningDeadline, rows: Sequence[DueRow], replay: str | None) -> Iterator[Encoded]:

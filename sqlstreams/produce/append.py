@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
@@ -26,9 +26,8 @@ from sqlstreams.database import (
     synchronise,
 )
 from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
-from sqlstreams.produce.batch import Appended, prepare_adapters
-from sqlstreams.produce.idempotency import AnyBatch
-from sqlstreams.statements import Act, Family, Statement, ask
+from sqlstreams.produce.batch import Appendable, Appended, append_messages, prepare_adapters
+from sqlstreams.statements import Act, Family, Statement
 
 ResultT = TypeVar("ResultT")
 
@@ -93,14 +92,6 @@ class LogRoom:
         return statements.extend_log(self.family, ahead=ahead)
 
 
-def append_messages(batch: AnyBatch) -> Act[Appended]:
-    """Append a batch within whatever transaction the act is driven in."""
-    rows: list[Any] = []
-    for statement in batch:
-        rows.extend((yield from ask(cast("Statement[Any]", statement))))
-    return (yield from batch.finish(rows))
-
-
 def meets_edge(error: BaseException) -> bool:
     """Say whether an append failed for want of a partition (the log has no check constraints)."""
     return isinstance(error, pg.CheckViolation) and error.diag.constraint_name is None
@@ -109,7 +100,7 @@ def meets_edge(error: BaseException) -> bool:
 # Blocking
 
 
-def append(database: Database, room: LogRoom, batch: AnyBatch) -> Appended:
+def append(database: Database, room: LogRoom, batch: Appendable) -> Appended:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again."""
     for attempt in range(_ATTEMPTS):
         try:
@@ -139,7 +130,7 @@ def append(database: Database, room: LogRoom, batch: AnyBatch) -> Appended:
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
-def append_within(connection: psycopg.Connection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
+def append_within(connection: psycopg.Connection[Any], room: LogRoom, batch: Appendable) -> Appended:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
     join_transaction(connection)
@@ -177,7 +168,7 @@ def _make_room_ahead(database: Database, room: LogRoom) -> None:
         _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
-def _commit(database: Database, batch: AnyBatch) -> Appended:
+def _commit(database: Database, batch: Appendable) -> Appended:
     with database.connection() as connection:
         prepare_adapters(connection.adapters)
         with connection.pipeline():
@@ -204,7 +195,7 @@ def join_transaction(connection: psycopg.Connection[Any]) -> None:
         synchronise(connection)
 
 
-def _append_healing(connection: psycopg.Connection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
+def _append_healing(connection: psycopg.Connection[Any], room: LogRoom, batch: Appendable) -> Appended:
     with connection.transaction():
         try:
             with connection.transaction():
@@ -233,7 +224,9 @@ def was_committed(database: Database, xact: int, *, what: str) -> bool:
 # asyncio
 
 
-async def aappend(database: AsyncDatabase, room: LogRoom, batch: AnyBatch, *, inserted: Callable[[], None]) -> Appended:
+async def aappend(
+    database: AsyncDatabase, room: LogRoom, batch: Appendable, *, inserted: Callable[[], None]
+) -> Appended:
     """Append in a transaction of our own. A lost commit is asked about and, if it failed, tried again.
 
     `inserted` is called when the messages have their ids and only the commit is left.
@@ -266,7 +259,7 @@ async def aappend(database: AsyncDatabase, room: LogRoom, batch: AnyBatch, *, in
     raise DatabaseUnavailable(f"the messages could not be appended in {_ATTEMPTS} attempts; nothing was written")
 
 
-async def aappend_within(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
+async def aappend_within(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Appendable) -> Appended:
     """Append in the caller's transaction; where the log may have no room left, inside a savepoint that heals it."""
     prepare_adapters(connection.adapters)
     await ajoin_transaction(connection)
@@ -303,7 +296,7 @@ async def _amake_room_ahead(database: AsyncDatabase, room: LogRoom) -> None:
         _log.info("SQL0105 no partition was made ahead for stream %d: %s", room.family.stream, error)
 
 
-async def _acommit(database: AsyncDatabase, batch: AnyBatch, inserted: Callable[[], None]) -> Appended:
+async def _acommit(database: AsyncDatabase, batch: Appendable, inserted: Callable[[], None]) -> Appended:
     async with database.connection() as connection:
         prepare_adapters(connection.adapters)
         async with connection.pipeline():
@@ -331,7 +324,7 @@ async def ajoin_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
         await asynchronise(connection)
 
 
-async def _aappend_healing(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: AnyBatch) -> Appended:
+async def _aappend_healing(connection: psycopg.AsyncConnection[Any], room: LogRoom, batch: Appendable) -> Appended:
     async with connection.transaction():
         try:
             async with connection.transaction():

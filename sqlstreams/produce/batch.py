@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -173,6 +173,27 @@ class Encoder(Generic[PayloadT]):
         return encoded
 
 
+class Appendable(Protocol):
+    """Messages as what is asked to append them: statements, and then what follows from all their rows."""
+
+    size: int
+    needs_savepoint: bool
+
+    def __iter__(self) -> Iterator[Statement[Any]]:
+        """Return the statements, in their order."""
+
+    def finish(self, rows: list[Any]) -> Act[Appended]:
+        """Ask the rest, once the rows of the statements are known."""
+
+
+def append_messages(batch: Appendable) -> Act[Appended]:
+    """Append a batch within whatever transaction the act is driven in."""
+    rows: list[Any] = []
+    for statement in batch:
+        rows += yield from ask(statement)
+    return (yield from batch.finish(rows))
+
+
 class Batch:
     """Messages on their way into a log, as the statements that append them in order.
 
@@ -203,30 +224,23 @@ class Batch:
 
     def finish(self, ids: list[int]) -> Act[Appended]:
         """Ask the rest, once the messages have their ids."""
-        for statement in self.heads(ids):
-            yield from ask(statement)
+        if self._ranked:
+            yield from ask(self._move_heads(ids))
         return Appended([Receipt(message_id) for message_id in ids], ids)
 
-    def heads(self, ids: Sequence[int]) -> list[Statement[Nothing]]:
-        """Return what else to ask in the same transaction, once the messages have their ids.
-
-        One statement for the whole batch, so that its keys are locked in order, and only where messages take part in
-        compaction.
-        """
-        if not self._ranked:
-            return []
+    def _move_heads(self, ids: Sequence[int]) -> Statement[Nothing]:
+        # One statement for the whole batch, so that its keys are locked in order.
         greatest: dict[str, tuple[int, int]] = {}
         for position, key, rank in self._ranked:
             greatest[key] = max(greatest.get(key, (rank, 0)), (rank, ids[position]))
         ranks, head_ids = zip(*greatest.values(), strict=True)
-        statement = move_heads(
+        return move_heads(
             self._family,
             schema_version=self._schema_version,
             keys=list(greatest),
             ranks=list(ranks),
             ids=list(head_ids),
         )
-        return [statement]
 
     def _statement(self, part: Sequence[Encoded]) -> Statement[int]:
         ranks = _column([message.compaction_rank for message in part])

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlstreams.errors import DatabaseUnavailable, IdempotencyConflict
 from sqlstreams.model import Receipt
-from sqlstreams.produce.batch import Appended, Batch, Encoded
+from sqlstreams.produce.batch import Appended, Batch, Encoded, append_messages
 from sqlstreams.statements import (
     Act,
     Family,
@@ -107,11 +107,7 @@ class KeyedBatch:
 
     def _append(self, messages: Sequence[Encoded]) -> Act[list[int]]:
         batch = Batch(self._family, messages, size=len(messages), schema_version=self._schema_version, eager=True)
-        ids: list[int] = []
-        for statement in batch:
-            ids += yield from ask(statement)
-        yield from batch.finish(ids)
-        return ids
+        return (yield from append_messages(batch)).ids
 
     def _answer(
         self, position: int, id_at: dict[int, int], first_ids: dict[str, int], known: dict[str, KnownKey]
@@ -135,9 +131,6 @@ class KeyedBatch:
 
     def _field(self, position: int) -> str:
         return _FIELD if self._is_one or not self._together else f"messages[{position}].{_FIELD}"
-
-
-AnyBatch = Batch | KeyedBatch
 
 
 def fingerprint(payload: bytes) -> bytes:
