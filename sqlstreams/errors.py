@@ -199,7 +199,8 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "An argument breaks a limit: a name outside ^[a-z0-9][a-z0-9._-]{0,99}$, a key over 512 bytes, a payload over "
         "the stream's max_payload, text with NUL or a lone surrogate, a number that is NaN or infinite. Nothing was "
         "written.",
-        "Change the field that the message names. A stream's max_payload can be raised by registering it again.",
+        "Change the field that the message names. Where payloads are too large: a stream's max_payload can be "
+        "raised by registering it again.",
     ),
     Diagnosis(
         "SQL0011",
@@ -212,8 +213,8 @@ CATALOGUE: Mapping[str, Diagnosis] = _catalogue(
         "SQL0012",
         "No such thing",
         "The stream, consumer group or other thing named in the call does not exist in this schema.",
-        "Check the name and the schema; `sqlstreams stream list` and `sqlstreams consumer list` show what there is. "
-        "Streams and groups come into being by `register()`.",
+        "Check the name and the schema; `sqlstreams stream list` shows what there is, as do `consumer list`, "
+        "`scheduler list` and `deadline list`. All of them come into being by `register()`.",
         "select name from {schema}.stream_config order by name",
     ),
     Diagnosis(

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -34,7 +33,6 @@ Settle = Callable[[Work, int, Outcome | None], None]
 # A handler that never waits would keep the answer to the next claim from being read.
 _BETWEEN_BREATHS: Final = 100
 _BETWEEN_CONNECTS: Final = 0.5
-_UNTRACED: Final = nullcontext()
 
 
 class Workers:
@@ -119,7 +117,7 @@ class Workers:
             return
         try:
             payload = self._read(row)
-            with _UNTRACED if row[OPTIONS] is None else trace_of(row[OPTIONS]):
+            with trace_of(row[OPTIONS]):
                 call = lane.call(payload, work, (index,))
                 if budget.timeout is None:
                     await call

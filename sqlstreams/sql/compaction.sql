@@ -18,15 +18,6 @@ select message_key, schema_version, rank, id
   from {schema}.compaction_head_{stream}
  where message_key = any(%(keys)s::text[])
 
--- name: find_first_head
--- Read the first head from one id on and before another: what must not be removed from the log.
-select id
-  from {schema}.compaction_head_{stream}
- where id >= %(low)s
-   and id < %(high)s
- order by id
- limit 1
-
 -- name: read_head
 -- Read the message that is the head of a key.
 select m.id, m.payload, m.message_key, m.routing_key, m.options, m.schema_version, m.created_at

@@ -7,7 +7,7 @@ from datetime import timedelta
 from msgspec import Struct
 
 from sqlstreams.model import StoredMessage
-from sqlstreams.statements.statement import Family, Identified, Nothing, Statement, nothing, of_family
+from sqlstreams.statements.statement import Family, Nothing, Statement, nothing, of_family
 from sqlstreams.statements.stream import stored_message
 
 
@@ -38,10 +38,6 @@ def move_heads(
 
 def find_heads(family: Family, *, keys: list[str]) -> Statement[Head]:
     return of_family("find_heads", family, Head, {"keys": keys})
-
-
-def find_first_head(family: Family, *, low: int, high: int) -> Statement[Identified]:
-    return of_family("find_first_head", family, Identified, {"low": low, "high": high})
 
 
 def read_head(family: Family, *, key: str) -> Statement[StoredMessage]:
