@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -197,4 +199,35 @@ async def test_a_frozen_holder_finds_its_lease_gone_when_it_wakes(
     await eventually(lambda: not frozen.runs)
     assert (await client.manager.list()).instances == ()
     assert all(duty.failures == 0 for duty in (await client.manager.list()).duties)
+    await _slots_are_whole(database_url)
+
+
+_MANAGER = """
+import asyncio, sys
+from datetime import timedelta
+from sqlstreams import AsyncClient
+
+async def main():
+    async with AsyncClient(sys.argv[1], pool_size=1, lease_ttl=timedelta(seconds=5)) as client:
+        await client.manager.run()
+
+asyncio.run(main())
+"""
+
+
+async def test_thirty_processes_that_start_together_make_one_manager_and_fire_each_slot_once(
+    client: AsyncClient, group: AsyncConsumer[Note], database_url: str
+) -> None:
+    await _every_second(client)
+    processes = [subprocess.Popen([sys.executable, "-c", _MANAGER, database_url]) for _ in range(30)]  # noqa: ASYNC220  # it returns at once
+    try:
+        await eventually(lambda: _sessions_listen(database_url, 30), within=90)
+        (holder,) = (await client.manager.list()).instances
+        await eventually(lambda: _has_fired(database_url, holder.pid))
+        assert all(process.poll() is None for process in processes)
+    finally:
+        for process in processes:
+            process.terminate()
+    assert [await asyncio.to_thread(process.wait, 60) for process in processes] == [0] * 30
+    assert (await client.manager.list()).instances == ()
     await _slots_are_whole(database_url)
