@@ -236,7 +236,8 @@ def walk(expression: tuple[Field, Field], timezone: str, after: datetime, until:
     minute, hour = expression
     place = zone(timezone)
     elapsed = minute.text.startswith("*") or hour.text.startswith("*")
-    farthest = max((after - hours * HOUR).astimezone(place).replace(tzinfo=None) for hours in range(27))
+    # Minute by minute, too: a clock put back at this very moment was farthest a minute ago.
+    farthest = max((after - step * MINUTE).astimezone(place).replace(tzinfo=None) for step in range(27 * 60))
     slots, now = [], after
     while now < until:
         now += MINUTE
@@ -270,6 +271,14 @@ ZONES = [
     "Pacific/Kwajalein",
     "UTC",
 ]
+
+
+def test_a_time_shown_before_the_clock_was_put_back_is_not_met_again() -> None:
+    put_back = datetime(1973, 3, 11, 3, tzinfo=UTC)  # from 24:00 to 23:00
+    slots = cron.between("1 23 * * *", "America/Santiago", put_back - HOUR, put_back + 28 * HOUR)
+    assert list(slots) == [datetime(1973, 3, 11, 2, 1, tzinfo=UTC), datetime(1973, 3, 12, 3, 1, tzinfo=UTC)]
+    slots = cron.between("1 23 * * *", "America/Santiago", put_back, put_back + 28 * HOUR)
+    assert list(slots) == [datetime(1973, 3, 12, 3, 1, tzinfo=UTC)]
 
 
 @settings(max_examples=50, deadline=None)
