@@ -268,7 +268,19 @@ async def _agive_up(connection: psycopg.AsyncConnection[Any], given_up: asyncio.
 
 
 class _AsyncPool(AsyncConnectionPool):
-    """A pool that does not wait for ever to learn whether a connection works."""
+    """A pool that loses no connection to a cancellation, and does not wait for ever to learn whether one works."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._returning: set[asyncio.Task[None]] = set()
+
+    async def putconn(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        """Take a connection back, also when the task that gives it is cancelled meanwhile."""
+        # A pool that is interrupted here forgets the connection, and whoever was about to be given it.
+        returning = asyncio.create_task(super().putconn(conn))
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+        await asyncio.sleep(0)  # it takes a single turn of the loop, but for when others are at the pool
 
     @staticmethod
     async def check_connection(conn: psycopg.AsyncConnection[Any]) -> None:

@@ -126,20 +126,18 @@ async def test_all_groups_of_a_client_share_one_process_row_and_one_poll(client:
     async with client._database.connection() as connection:
         cursor = await connection.execute("select count(*) from sqlstreams.consumer_instance")
         assert await cursor.fetchall() == [(1,)]
-    polls = 0
+    polls: list[list[int]] = []
     query_once = client._database.query_once
 
-    async def counting(statement: Statement[Any]) -> object:
-        nonlocal polls
-        polls += statement.name == "poll"
+    async def listening(statement: Statement[Any]) -> object:
+        if statement.name == "poll":
+            polls.append([group for groups in (statement.parameters or {}).values() for group in groups])
         return await query_once(statement)
 
-    client._database.query_once = counting  # type: ignore[method-assign, assignment]
-    loop = asyncio.get_running_loop()
-    since = loop.time()
-    await eventually(lambda: polls >= 3)
-    # Once settled a poll every 2 s.
-    assert loop.time() - since >= 2
+    client._database.query_once = listening  # type: ignore[method-assign, assignment]
+    await eventually(lambda: len(polls) >= 2)
+    assert [len(set(asked)) for asked in polls] == [20] * len(polls)
+    assert [task.get_name() for task in asyncio.all_tasks()].count("sqlstreams-poll") == 1
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

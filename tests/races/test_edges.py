@@ -83,7 +83,8 @@ async def test_transactions_that_stay_open_at_the_edge_do_not_make_others_fail(l
     watcher = await log.connect()
     await eventually(lambda: _somebody_waits(watcher))
     await connection.commit()
-    assert await _read_ids(log) == sorted([within.id, (await other).id])
+    beside = await other
+    assert await _read_ids(log) == sorted([within.id, beside.id])
 
 
 async def _somebody_waits(connection: psycopg.AsyncConnection[object]) -> bool:
