@@ -49,6 +49,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END: Final = datetime(2100, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
 _MINUTE: Final = timedelta(minutes=1)
+_QUARTER: Final = timedelta(minutes=15)
 _LONGEST_TEXT: Final = 500
 _LONGEST_INTERVAL: Final = timedelta(days=366)
 _KEPT: Final = 4_096
@@ -242,16 +243,23 @@ def _instants(place: ZoneInfo, wall: datetime) -> list[datetime]:
 
 def _change(place: ZoneInfo, wall: datetime) -> datetime:
     """Return the first instant after the change that skips or repeats a wall time."""
-    offsets = _offsets(place, wall)
-    low, high = _instant(wall, max(offsets)), _instant(wall, min(offsets))
-    old = low.astimezone(place).utcoffset()
-    while high - low > _SECOND:
-        middle = low + (high - low) // _SECOND // 2 * _SECOND
-        if middle.astimezone(place).utcoffset() == old:
-            low = middle
-        else:
-            high = middle
-    return high.replace(microsecond=0)
+    before, _ = offsets = _offsets(place, wall)
+    low, high = (_instant(wall, offset) for offset in (max(offsets), min(offsets)))
+    low, high = _quarter_of(low), _quarter_of(high) + _QUARTER
+    for step in (_QUARTER, _SECOND):  # nearly all changes come at a quarter of an hour
+        while high - low > step:
+            middle = low + (high - low) // step // 2 * step
+            if middle.astimezone(place).utcoffset() == before:
+                low = middle
+            else:
+                high = middle
+        if (high - _SECOND).astimezone(place).utcoffset() == before:
+            break
+    return high
+
+
+def _quarter_of(instant: datetime) -> datetime:
+    return instant.replace(minute=instant.minute // 15 * 15, second=0, microsecond=0)
 
 
 def _offsets(place: ZoneInfo, wall: datetime) -> tuple[timedelta, timedelta]:
