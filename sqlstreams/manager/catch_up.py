@@ -49,6 +49,11 @@ class Plan(Struct, frozen=True):
     due_at: datetime | None
     is_behind: bool
 
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one fire of the slot that the schedule stands at, and nothing else."""
+        return len(self.fires) == 1 and not self.skips and self.fires[0].slot == self.schedule.next_slot
+
 
 def make_plan(schedule: DueSchedule, now: datetime, *, limit: int) -> Plan:
     """Say what is to be done at `now` for a schedule that is due; at most `limit` fires."""

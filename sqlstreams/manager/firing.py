@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from sqlstreams import statements
 from sqlstreams.codec import encode_options
@@ -22,7 +22,7 @@ from sqlstreams.options import DeliveryOptions
 from sqlstreams.produce.batch import Encoded, append_messages
 from sqlstreams.produce.idempotency import KeyedBatch
 from sqlstreams.slots import Rule
-from sqlstreams.statements import Act, Family, FiringSchedule, Statement, ask
+from sqlstreams.statements import Act, DueSchedule, Family, FiringSchedule, SlotToFire, Statement, ask
 from sqlstreams.zones import zone_data_version
 
 _INSTANT: Final = timedelta(microseconds=1)
@@ -55,6 +55,31 @@ class _Fire(Struct, frozen=True):
 def fired_by() -> str:
     """Return what the history of fires calls this process."""
     return clean_text(f"{socket.gethostname()} {os.getpid()}", limit=200)
+
+
+def fire_singles(family: Family, plans: Sequence[Plan]) -> Statement[int]:
+    """Return what fires plans of one slot each, all of one stream, and says of which schedules it did.
+
+    It leaves out or fails as a whole whatever is not as usual: that is for `fire_plans`.
+    """
+    return statements.fire_slots(
+        family, slots=[_slot_to_fire(plan) for plan in plans], zone_data=zone_data_version(), fired_by=fired_by()
+    )
+
+
+def _slot_to_fire(plan: Plan) -> SlotToFire:
+    schedule, (fire,) = plan.schedule, plan.fires
+    return SlotToFire(
+        schedule.id,
+        schedule.revision,
+        fire.slot,
+        fire.kind,
+        _key(schedule, fire),
+        Raw(_options(schedule, fire)),
+        _rank(schedule, fire),
+        plan.next_slot,
+        plan.due_at,
+    )
 
 
 def fire_plans(schema: str, plans: Sequence[Plan]) -> Act[Outcome]:
@@ -188,26 +213,38 @@ def _message_id(answer: Receipt | IdempotencyConflict) -> int:
 
 
 def _encode(fire: _Fire) -> Encoded:
-    # The one place where a message learns its slot.
-    firing, slot = fire.firing, fire.planned.slot
-    concurrency = None if firing.concurrency == "parallel" else firing.concurrency
-    options = encode_options(headers=None, delivery=_delivery(concurrency, firing.timeout), scheduled_at=slot)
-    # The latest slot is the head of the key, whichever is produced last.
-    rank = (slot - _EPOCH) // _INSTANT if firing.compaction and fire.planned.gives_way else None
+    firing = fire.firing
     return Encoded(
         firing.payload,
         firing.name,
         None,
-        options,
-        asks_for_keys=concurrency is not None,
-        compaction_rank=rank,
-        idempotency_key=f"schedule:{firing.id}:{slot.astimezone(UTC).isoformat()}",
+        _options(firing, fire.planned),
+        asks_for_keys=firing.concurrency != "parallel",
+        compaction_rank=_rank(firing, fire.planned),
+        idempotency_key=_key(firing, fire.planned),
     )
 
 
+def _options(schedule: DueSchedule | FiringSchedule, fire: PlannedFire) -> bytes:
+    # The one place where a message learns its slot.
+    return _encode_options(schedule.concurrency, schedule.timeout, fire.slot)
+
+
 @lru_cache(1_000)
-def _delivery(concurrency: str | None, timeout: timedelta) -> DeliveryOptions:
-    return DeliveryOptions(concurrency=concurrency, timeout=timeout)
+def _encode_options(concurrency: str, timeout: timedelta, slot: datetime) -> bytes:
+    delivery = DeliveryOptions(concurrency=None if concurrency == "parallel" else concurrency, timeout=timeout)
+    encoded = encode_options(headers=None, delivery=delivery, scheduled_at=slot)
+    assert encoded is not None
+    return encoded
+
+
+def _rank(schedule: DueSchedule | FiringSchedule, fire: PlannedFire) -> int | None:
+    # The latest slot is the head of the key, whichever is produced last.
+    return (fire.slot - _EPOCH) // _INSTANT if schedule.compaction and fire.gives_way else None
+
+
+def _key(schedule: DueSchedule | FiringSchedule, fire: PlannedFire) -> str:
+    return f"schedule:{schedule.id}:{fire.slot.astimezone(UTC).isoformat()}"
 
 
 def _record(schema: str, produced: Sequence[tuple[_Fire, int]]) -> Statement[statements.Nothing]:

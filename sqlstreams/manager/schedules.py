@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -18,9 +18,9 @@ from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsE
 from sqlstreams.manager.appending import awithin
 from sqlstreams.manager.catch_up import Plan, make_plan
 from sqlstreams.manager.duty import Ran
-from sqlstreams.manager.firing import Outcome, Refusal, charge, fire_plans, refuse
+from sqlstreams.manager.firing import Outcome, Refusal, charge, fire_plans, fire_singles, refuse
 from sqlstreams.slots import Rule
-from sqlstreams.statements import DueSchedule, DueSchedules, OutdatedSchedule
+from sqlstreams.statements import DueSchedule, DueSchedules, Family, OutdatedSchedule, Statement
 from sqlstreams.wake import Notifier
 from sqlstreams.zones import zone_data_version
 
@@ -32,14 +32,27 @@ _FIRES_AT_ONCE: Final = 2_000
 _FIRES_OF_ONE: Final = 100
 _AHEAD: Final = 60.0
 _AHEAD_AT_ONCE: Final = 10_000
-_WORTH_TWO: Final = 400
+_PREPARED: Final = 0.1
+"""What is due within so many seconds is planned already, and waited for."""
+_IN_ONE_STATEMENT: Final = 250
 _QUIET: Final = 0.2
 _LOCKED_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _ZONE_DATA_PERIOD: Final = 600.0
 
 
-class _Planned(Struct, frozen=True):
+class _Part(Struct, frozen=True):
+    """Some single fires of one stream, and the statement that carries them out."""
+
     plans: tuple[Plan, ...]
+    statement: Statement[int]
+
+
+class _Planned(Struct, frozen=True):
+    """What is to be done at `moment`. `is_more` says that there will be more to do at once."""
+
+    moment: datetime
+    plans: tuple[Plan, ...]
+    singles: tuple[_Part, ...]
     refusals: tuple[Refusal, ...]
     is_more: bool
 
@@ -61,42 +74,70 @@ class ScheduleProducer:
         self._zone_data_seen_at = -_ZONE_DATA_PERIOD
 
     async def run_once(self) -> Ran:
-        """Fire what is due; while nothing is, compute what will have to be known then."""
+        """Fire what is due, or will be in a moment; while nothing is, compute what will have to be known then."""
         if retimed := await self._retime():
             return Ran(done=retimed, again=True)
         started = time.monotonic()
         due = statements.due_schedules(
-            await self._database.query(statements.list_due_schedules(self._database.schema, limit=_AT_ONCE))
+            await self._database.query(
+                statements.list_due_schedules(self._database.schema, within=_PREPARED, limit=_AT_ONCE)
+            )
         )
         if not due.schedules:
             await self._look_ahead(due.due_in)
             return Ran(due_in=_remaining(due.due_in, started))
-        planned = await asyncio.to_thread(_plan, due)
-        outcome = await self._fire_all(planned.plans)
+        planned = await asyncio.to_thread(_plan, self._database.schema, due)
+        await self._wait_until(planned.moment, since=due.now)
+        outcome = await self._fire_all(planned)
         await self._charge([*planned.refusals, *outcome.refusals])
         for stream_id in outcome.stream_ids:
             self._notifier.notify(stream_id)
         again = planned.is_more and not outcome.left
         return Ran(outcome.fires, again=again, due_in=_remaining(self._due_in(due, planned, outcome), started))
 
-    async def _fire_all(self, plans: Sequence[Plan]) -> Outcome:
+    async def _wait_until(self, moment: datetime, *, since: datetime) -> None:
+        """Wait until a moment of the database's clock has come, which showed `since` not long ago."""
+        if moment > since:
+            (now,) = await self._database.query(statements.read_clock(self._database.schema))
+            await asyncio.sleep((moment - now).total_seconds())
+
+    async def _fire_all(self, planned: _Planned) -> Outcome:
+        fired = await self._fire_singles(planned.singles)
+        singles = [plan for plan in planned.plans if plan.schedule.id in fired]
+        outcome = Outcome(frozenset(plan.schedule.stream_id for plan in singles), len(singles), (), frozenset())
+        left = [plan for plan in planned.plans if plan.schedule.id not in fired]
+        outcome = _together(outcome, await self._fire([plan for plan in left if not plan.schedule.failures]))
         # Those that failed before go alone, so that their neighbours do not meet their trouble again.
-        sound = [plan for plan in plans if not plan.schedule.failures]
-        outcome = await self._fire_beside(sound) if len(sound) >= _WORTH_TWO else await self._fire(sound)
-        for plan in plans:
+        for plan in left:
             if plan.schedule.failures:
                 outcome = _together(outcome, await self._fire([plan]))
         return outcome
 
-    async def _fire_beside(self, plans: Sequence[Plan]) -> Outcome:
-        # The server works on one half while the other one is encoded (benchmarks/schedules.py).
-        half = len(plans) // 2
-        other = asyncio.create_task(self._fire(plans[half:]))
+    async def _fire_singles(self, parts: Iterable[_Part]) -> set[int]:
+        """Carry out single fires; return the schedules that fired, and leave the others untouched."""
+        waiting = iter(parts)
+        fired: set[int] = set()
+
+        async def work() -> None:
+            for part in waiting:
+                fired.update(await self._fire_part(part))
+
+        # Two at a time: the server works on one while the other one is committed (benchmarks/schedules.py).
+        for ended in await asyncio.gather(work(), work(), return_exceptions=True):
+            if ended is not None:
+                raise ended
+        return fired
+
+    async def _fire_part(self, part: _Part) -> list[int]:
         try:
-            one = await self._fire(plans[:half])
-        finally:
-            await asyncio.wait([other])
-        return _together(one, other.result())
+            brief = statements.wait_briefly(self._database.schema)
+            _, fired = await self._database.query_together(brief, part.statement)
+        except DatabaseUnavailable:
+            raise  # the rows will say what happened
+        except (psycopg.Error, SqlstreamsError) as error:
+            _log.debug("%d schedules could not be fired by one statement: %s", len(part.plans), error)
+            return []
+        return fired
 
     async def _fire(self, plans: Sequence[Plan]) -> Outcome:
         """Carry out plans together; where the database refuses, find out by halves which one it was."""
@@ -127,6 +168,7 @@ class ScheduleProducer:
     def _due_in(self, due: DueSchedules, planned: _Planned, outcome: Outcome) -> float | None:
         waits = [(plan.due_at - due.now).total_seconds() for plan in planned.plans if plan.due_at is not None]
         waits += [] if due.due_in is None else [due.due_in]
+        waits += [(each.due_at - due.now).total_seconds() for each in due.schedules if each.due_at > planned.moment][:1]
         waits += [0.5] if planned.refusals or outcome.refusals else []
         self._locked_before = self._locked_before + 1 if outcome.left else 0
         if outcome.left:  # being changed or fired by another
@@ -176,26 +218,42 @@ def _together(one: Outcome, other: Outcome) -> Outcome:
 
 
 def _remaining(due_in: float | None, started: float) -> float | None:
-    return None if due_in is None else max(0.0, due_in - (time.monotonic() - started))
+    return None if due_in is None else max(0.0, due_in - _PREPARED - (time.monotonic() - started))
 
 
-def _plan(due: DueSchedules) -> _Planned:
+def _plan(schema: str, due: DueSchedules) -> _Planned:
+    """Plan what is due now or, if nothing is, what will be due first."""
+    moment = max(due.now, due.schedules[0].due_at)
     plans: list[Plan] = []
     refusals: list[Refusal] = []
-    size, fires = 0, 0
+    size, fires, is_full = 0, 0, len(due.schedules) == _AT_ONCE
     for schedule in due.schedules:
+        if schedule.due_at > moment:
+            break
         if plans and (size > _BYTES_AT_ONCE or fires >= _FIRES_AT_ONCE):
-            return _Planned(tuple(plans), tuple(refusals), is_more=True)
+            is_full = True
+            break
         try:
-            plan = make_plan(schedule, due.now, limit=_FIRES_OF_ONE)
+            plan = make_plan(schedule, moment, limit=_FIRES_OF_ONE)
         except SqlstreamsError as error:
             refusals.append(_unplanned(schedule, error))
             continue
         plans.append(plan)
         size += schedule.size * max(1, len(plan.fires))
         fires += len(plan.fires)
-    is_more = len(due.schedules) == _AT_ONCE or any(plan.is_behind for plan in plans)
-    return _Planned(tuple(plans), tuple(refusals), is_more=is_more)
+    is_more = is_full or any(plan.is_behind for plan in plans)
+    return _Planned(moment, tuple(plans), tuple(_parts(schema, plans)), tuple(refusals), is_more=is_more)
+
+
+def _parts(schema: str, plans: Iterable[Plan]) -> Iterator[_Part]:
+    by_stream: dict[int, list[Plan]] = {}
+    for plan in plans:
+        if plan.is_single and not plan.schedule.failures:
+            by_stream.setdefault(plan.schedule.stream_id, []).append(plan)
+    for stream_id, of_stream in by_stream.items():
+        for start in range(0, len(of_stream), _IN_ONE_STATEMENT):
+            part = of_stream[start : start + _IN_ONE_STATEMENT]
+            yield _Part(tuple(part), fire_singles(Family(schema, stream_id), part))
 
 
 def _unplanned(schedule: DueSchedule, error: SqlstreamsError) -> Refusal:

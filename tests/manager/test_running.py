@@ -229,5 +229,4 @@ async def test_thirty_processes_that_start_together_make_one_manager_and_fire_ea
         for process in processes:
             process.terminate()
     assert [await asyncio.to_thread(process.wait, 60) for process in processes] == [0] * 30
-    assert (await client.manager.list()).instances == ()
     await _slots_are_whole(database_url)

@@ -35,7 +35,11 @@ def schedule(next_slot: datetime, *, catch_up: str = "newest", rule: Rule | None
         "jitter": None,
         "catch_up": catch_up,
         "catch_up_window": YEAR,
+        "concurrency": "parallel",
+        "timeout": timedelta(seconds=30),
+        "compaction": True,
         "next_slot": next_slot,
+        "due_at": next_slot,
         "size": 2,
         "failures": 0,
     }

@@ -7,10 +7,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec import Raw
 
 from sqlstreams import statements
-from sqlstreams.statements import Statement
-from tests.schedules.ground import query, register
+from sqlstreams.statements import Family, SlotToFire, Statement
+from tests.schedules.ground import MINUTE, query, register
 
 IDLE, DUE = 20_000, 50
 
@@ -66,11 +67,25 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_looking_for_what_is_due_and_for_what_comes(full_url: str) -> None:
     ids = list(range(2, DUE))
     for statement, most in (
-        (statements.list_due_schedules("sqlstreams", limit=1_000), 3 * DUE),
-        (statements.list_due_schedules("sqlstreams", limit=10), 30),
+        (statements.list_due_schedules("sqlstreams", within=0.1, limit=1_000), 3 * DUE),
+        (statements.list_due_schedules("sqlstreams", within=0.1, limit=10), 30),
         (statements.list_coming_schedules("sqlstreams", within=600.0, limit=1_000), 40),
         (statements.lock_due_schedules("sqlstreams", schedule_ids=ids), 3 * DUE),
     ):
         rows, scanned = read(full_url, statement)
         assert scanned == set(), statement.name
         assert rows <= most, statement.name
+
+
+def test_firing_reads_what_it_fires(full_url: str) -> None:
+    due = query(full_url, "select schedule_id, next_slot from sqlstreams.schedule_cursor where due_at <= now()")
+    slots = [
+        SlotToFire(schedule_id, 1, slot, "slot", f"key {schedule_id}", Raw(b"{}"), 0, slot + MINUTE, slot + MINUTE)
+        for schedule_id, slot in due
+    ]
+    statement = statements.fire_slots(Family("sqlstreams", 1), slots=slots, zone_data="2026.1", fired_by="a test")
+    rows, scanned = read(full_url, statement)
+    assert scanned == set()
+    # Each schedule and its cursor, and the cursor again to move it.
+    assert len(due) >= DUE - 1
+    assert rows <= 3 * len(due) + DUE

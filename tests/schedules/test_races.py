@@ -16,9 +16,9 @@ import pytest
 from sqlstreams import AsyncClient, Client, statements
 from sqlstreams.database import execute, is_broken
 from sqlstreams.manager.catch_up import Plan, make_plan
-from sqlstreams.manager.firing import Outcome, fire_plans
+from sqlstreams.manager.firing import Outcome, fire_plans, fire_singles
 from sqlstreams.produce.batch import prepare_adapters
-from sqlstreams.statements import Act, Statement
+from sqlstreams.statements import Act, Family, Statement
 from tests.produce.proxy import Moment, lossy
 from tests.schedules.ground import (
     HOUR,
@@ -48,11 +48,13 @@ def due(database_url: str) -> datetime:
     return slot
 
 
-def plans(url: str) -> list[Plan]:
-    """Plan what is due."""
+def plans(url: str, *, at: datetime | None = None) -> list[Plan]:
+    """Plan what is due, now or as it would have been at another time."""
     with psycopg.connect(url) as connection:
-        due = statements.due_schedules(execute(connection, statements.list_due_schedules("sqlstreams", limit=1_000)))
-    return [make_plan(schedule, due.now, limit=100) for schedule in due.schedules]
+        due = statements.due_schedules(
+            execute(connection, statements.list_due_schedules("sqlstreams", within=0.1, limit=1_000))
+        )
+    return [make_plan(schedule, at or due.now, limit=100) for schedule in due.schedules]
 
 
 @contextmanager
@@ -78,6 +80,19 @@ def _begin_firing(
     while statement.name != until:
         statement = act.send(execute(connection, statement))
     return act, statement
+
+
+def fire_together(url: str, planned: list[Plan]) -> list[int]:
+    """Fire by the one statement that is for many; return the schedules that it did not leave."""
+    with psycopg.connect(url) as connection:
+        return execute(connection, fire_singles(Family("sqlstreams", 1), planned))
+
+
+def fire_one_by_one(url: str, planned: list[Plan]) -> list[int]:
+    """Fire by the statements that look at each schedule; return the schedules that fired."""
+    with firing(url, planned):
+        pass
+    return [plan.schedule.id for plan in planned]
 
 
 def fire_in_threads(url: str) -> int:
@@ -117,6 +132,147 @@ def test_an_edit_that_committed_first_is_what_fires(database_url: str, due: date
     with firing(database_url, plans(database_url)):
         pass
     assert messages(database_url) == [("nightly", {"region": "us"}, due)]
+
+
+def test_both_ways_to_fire_write_the_same(database_url: str, due: datetime) -> None:
+    """Once to a key without a head, and once to one that has an older and one that has a newer head."""
+    register(database_url, "* * * * *", "bare", compaction=False, concurrency="exclusive")
+    written = []
+    for fire in (fire_one_by_one, fire_together):
+        for slot in (due, due - MINUTE, due):
+            query(database_url, "delete from sqlstreams.schedule_fire where scheduled_for = %s", [slot])
+            query(database_url, "delete from sqlstreams.idempotency_key_1")
+            back_date(database_url, slot)
+            planned = plans(database_url, at=slot)
+            assert [plan.is_single for plan in planned] == [True, True]
+            assert sorted(fire(database_url, planned)) == [1, 2]
+        written.append(_written(database_url))
+        for table in ("message_log_1", "idempotency_key_1", "compaction_head_1", "schedule_fire"):
+            query(database_url, f"delete from sqlstreams.{table}")
+        query(database_url, "select setval('sqlstreams.message_log_1_id', 1, false)")
+    assert written[0] == written[1]
+    assert all(written[0])
+
+
+def _written(url: str) -> list[list[Any]]:
+    # The order in which the two schedules get their ids is nobody's business.
+    return [
+        query(
+            url,
+            """
+            select payload::text, message_key, routing_key, schema_version, options::text, compaction_rank
+              from sqlstreams.message_log_1
+             order by message_key, id
+            """,
+        ),
+        query(
+            url,
+            """
+            select k.idempotency_key, k.fingerprint, m.message_key, k.expires_at - m.created_at < '8 d'
+              from sqlstreams.idempotency_key_1 k
+              join sqlstreams.message_log_1 m on m.id = k.message_id
+             order by 1
+            """,
+        ),
+        query(
+            url,
+            """
+            select h.message_key, h.schema_version, h.rank, m.compaction_rank, count(o.id)
+              from sqlstreams.compaction_head_1 h
+              join sqlstreams.message_log_1 m on m.id = h.id
+              join sqlstreams.message_log_1 o on o.message_key = h.message_key and o.id <= h.id
+             group by 1, 2, 3, 4
+            """,
+        ),
+        query(
+            url,
+            """
+            select f.schedule_id, f.scheduled_for, f.kind, f.fired_by, m.message_key
+              from sqlstreams.schedule_fire f
+              join sqlstreams.message_log_1 m on m.id = f.message_id
+             order by 1, 2
+            """,
+        ),
+        query(
+            url,
+            """
+            select c.schedule_id, c.next_slot, c.due_at, c.last_slot, c.last_fired_at is not null, m.message_key,
+                   c.consecutive_failures, c.zone_data
+              from sqlstreams.schedule_cursor c
+              join sqlstreams.message_log_1 m on m.id = c.last_message_id
+             order by 1
+            """,
+        ),
+    ]
+
+
+def test_an_edit_that_committed_first_is_left_by_the_statement_for_many(database_url: str, due: datetime) -> None:
+    planned = plans(database_url)
+    with Client(database_url) as client:
+        client.scheduler("nightly").register("runs", "* * * * *", Run("us"))
+    assert fire_together(database_url, planned) == []
+    assert messages(database_url) == []
+    assert fire_together(database_url, plans(database_url)) == [1]
+    assert messages(database_url) == [("nightly", {"region": "us"}, due)]
+
+
+@pytest.mark.parametrize("change", ["suspend", "destroy"])
+def test_what_was_stopped_since_it_was_planned_is_left(database_url: str, due: datetime, change: str) -> None:
+    planned = plans(database_url)
+    with Client(database_url, allow_destroy=True) as client:
+        getattr(client.scheduler("nightly"), change)()
+    assert fire_together(database_url, planned) == []
+    assert messages(database_url) == []
+
+
+def test_what_another_holds_is_left_and_its_neighbour_fires(database_url: str, due: datetime) -> None:
+    register(database_url, "* * * * *", "other")
+    back_date(database_url, due)
+    planned = plans(database_url)
+    with firing(database_url, [plan for plan in planned if plan.schedule.name == "nightly"]):
+        assert fire_together(database_url, planned) == [2]
+    assert fire_together(database_url, planned) == []
+    assert [key for key, _, _ in messages(database_url)].count("nightly") == 1
+
+
+async def test_a_slot_whose_key_is_taken_keeps_no_neighbour_from_firing(database_url: str, due: datetime) -> None:
+    register(database_url, "* * * * *", "other")
+    back_date(database_url, due)
+    key = f"schedule:1:{due.isoformat()}"
+    query(database_url, "select sqlstreams.produce('runs', %s, idempotency_key => %s)", ['{"region":"eu"}', key])
+    async with AsyncClient(database_url, manager=False) as client:
+        assert (await duty(client).run_once()).done == 2
+    fires = query(database_url, "select schedule_id, message_id from sqlstreams.schedule_fire order by schedule_id")
+    assert fires[0] == (1, 1)
+    assert [key for key, _, _ in messages(database_url)] == [None, "other"]
+
+
+async def test_what_is_due_in_a_moment_is_planned_and_waited_for(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(database_url, "* * * * *", "one", "two")
+    monkeypatch.setattr("sqlstreams.manager.schedules._PREPARED", 60.0)
+    async with AsyncClient(database_url, manager=False) as client:
+        producer = duty(client)
+        await client.list_streams()
+        # given: two that are due soon, one a second after the other
+        coming = query(
+            database_url,
+            """
+            update sqlstreams.schedule_cursor c
+               set next_slot = m.at, due_at = m.at
+              from (select id, clock_timestamp() + id * interval '1 s' as at from sqlstreams.schedule_config) as m
+             where c.schedule_id = m.id
+            returning c.next_slot
+            """,
+        )
+        # when
+        assert [(await producer.run_once()).done for _ in range(2)] == [1, 1]
+    # then
+    assert [(slot,) for slot in slots_fired(database_url)] == sorted(coming)
+    assert query(database_url, "select count(*) from sqlstreams.schedule_fire where fired_at >= scheduled_for") == [
+        (2,)
+    ]
 
 
 async def test_an_edit_under_way_is_waited_for_without_waiting(database_url: str, due: datetime) -> None:
