@@ -21,7 +21,7 @@ from sqlstreams.manager.duty_loop import DutyLoop
 from sqlstreams.manager.lease import Lease, clock
 from sqlstreams.migration import library_version
 from sqlstreams.names import channel
-from sqlstreams.statements import DutyReport, LeaseAnswer
+from sqlstreams.statements import DutyReport, LeaseAnswer, Statement
 from sqlstreams.wake import TOPICS, Hearing, News
 
 _log = logging.getLogger("sqlstreams.manager")
@@ -47,7 +47,7 @@ class Candidate:
         self._ask_now = asyncio.Event()
         self._loops = [DutyLoop(duty, may_begin=self._may_begin, report_soon=self._ask_now.set) for duty in duties]
         self._running: list[asyncio.Task[None]] = []
-        self._left: set[asyncio.Task[None] | asyncio.Task[list[LeaseAnswer]]] = set()
+        self._left: set[asyncio.Task[None] | asyncio.Task[LeaseAnswer]] = set()
         self._failures = 0
         self._hears = False
         # Whether the database may think that the lease is ours.
@@ -96,7 +96,6 @@ class Candidate:
         except (psycopg.Error, DatabaseUnavailable, TimeoutError) as error:
             return await self._fail(error)
         self._failures = 0
-        self._take_note(reports)
         if not self._hears:
             self._hears = True
             self._hearing.join(self._hear)
@@ -125,17 +124,24 @@ class Candidate:
             ttl=self._lease.ttl,
             reports=reports,
         )
-        asking = asyncio.create_task(self._database.query_once(statement), name="sqlstreams-ask-for-lease")
-        # A query that is cancelled on a silent network takes its time to end, and the lease does not wait for it.
+        asking = asyncio.create_task(self._report(statement, reports), name="sqlstreams-ask-for-lease")
         try:
             await asyncio.wait([asking], timeout=self._lease.left or max(self._lease.ttl, _SHORTEST_ANSWER))
         finally:
             if not asking.done():
                 self._may_hold = True
-                self._leave(asking)
+                self._keep(asking)
         if not asking.done():
+            # A query that is cancelled on a silent network takes its time to end, and the lease does not wait for it.
+            asking.cancel()
             raise TimeoutError("no answer within the lease")
-        return asking.result()[0]
+        return asking.result()
+
+    async def _report(self, statement: Statement[LeaseAnswer], reports: Sequence[DutyReport]) -> LeaseAnswer:
+        (answer,) = await self._database.query_once(statement)
+        # Also when nobody waits for the answer any more: what is written down must not be reported again.
+        self._take_note(reports)
+        return answer
 
     async def _fail(self, error: Exception) -> float:
         self._may_hold = True  # whether it took effect is not known
@@ -178,12 +184,15 @@ class Candidate:
         if running:
             await asyncio.wait(running, timeout=_SHORTEST_ANSWER)
 
-    def _leave(self, task: asyncio.Task[None] | asyncio.Task[list[LeaseAnswer]]) -> None:
+    def _leave(self, task: asyncio.Task[None]) -> None:
         task.cancel()
+        self._keep(task)
+
+    def _keep(self, task: asyncio.Task[None] | asyncio.Task[LeaseAnswer]) -> None:
         self._left.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None] | asyncio.Task[list[LeaseAnswer]]) -> None:
+    def _ended(self, task: asyncio.Task[None] | asyncio.Task[LeaseAnswer]) -> None:
         self._left.discard(task)
         if not task.cancelled():
             task.exception()  # or asyncio complains that nobody has asked
@@ -195,6 +204,8 @@ class Candidate:
         await self._end_duties()
         if self._left:
             await asyncio.wait(list(self._left), timeout=_FAREWELL)
+        for task in self._left:
+            task.cancel()
         if self._may_hold:
             resigning = asyncio.create_task(self._give_back(), name="sqlstreams-resign")
             await asyncio.wait([resigning], timeout=_FAREWELL)

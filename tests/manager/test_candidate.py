@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from sqlstreams import AsyncClient, InvalidInput, NotInstalled
+from sqlstreams.database import AsyncDatabase
 from sqlstreams.manager import duty_loop, lease
 from sqlstreams.manager.duty import Ran
+from sqlstreams.statements import Statement
 from tests.chaos.proxy import network
 from tests.manager.support import Notes, execute, holders, standing, status_of
 from tests.support import eventually
@@ -230,6 +233,26 @@ async def test_a_duty_with_more_to_do_is_called_again_at_once_and_all_of_it_is_c
         await eventually(lambda: left == 0)
     status = await status_of(client, "notes")
     assert (status.runs, status.done, status.last_done) == (5, 50, 10)
+
+
+async def test_what_was_reported_just_before_a_stop_is_not_reported_again(
+    client: AsyncClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes(period=600)
+    written = asyncio.Event()
+    real = AsyncDatabase.query_once
+
+    async def slow(database: AsyncDatabase, statement: Statement[Any]) -> list[Any]:
+        rows = await real(database, statement)
+        if statement.name == "take_or_renew" and notes.began:
+            written.set()
+            await asyncio.sleep(0.2)
+        return rows
+
+    monkeypatch.setattr(AsyncDatabase, "query_once", slow)
+    async with standing(database_url, notes, ttl=0.6):
+        await asyncio.wait_for(written.wait(), 10)
+    assert (await status_of(client, "notes")).runs == len(notes.began) == 1
 
 
 async def test_a_duty_that_knows_when_it_is_due_runs_then(database_url: str) -> None:
