@@ -58,7 +58,7 @@ class _Planned(Struct, frozen=True):
 
 
 class ScheduleProducer:
-    """Fires what is due, a bounded batch in one transaction; any number of these may run at once.
+    """Fires what is due, a bounded batch at a time; any number of these may run at once.
 
     So it needs no proof that its process is still the manager: the rows say what has fired.
     """
@@ -145,11 +145,7 @@ class ScheduleProducer:
             return _NOTHING
         schema, stream_ids = self._database.schema, {plan.schedule.stream_id for plan in plans}
         try:
-            return await awithin(
-                self._database,
-                lambda: fire_plans(schema, plans),
-                stream_ids=stream_ids,
-            )
+            return await awithin(self._database, lambda: fire_plans(schema, plans), stream_ids=stream_ids)
         except (DatabaseUnavailable, ProduceUncertain):
             raise  # the rows will say what happened
         except (psycopg.Error, SqlstreamsError) as error:
