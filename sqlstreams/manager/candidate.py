@@ -45,7 +45,10 @@ class Candidate:
         self._lease = lease
         self._hearing = hearing
         self._ask_now = asyncio.Event()
-        self._loops = [DutyLoop(duty, may_begin=self._may_begin, report_soon=self._ask_now.set) for duty in duties]
+        self._loops = [
+            DutyLoop(duty, may_begin=self._may_begin, hears_news=self._hears_news, report_soon=self._ask_now.set)
+            for duty in duties
+        ]
         self._running: list[asyncio.Task[None]] = []
         self._left: set[asyncio.Task[None] | asyncio.Task[LeaseAnswer]] = set()
         self._failures = 0
@@ -64,6 +67,9 @@ class Candidate:
 
     def _may_begin(self) -> bool:
         return self._lease.left > 0
+
+    def _hears_news(self) -> bool:
+        return self._hearing.listener is not None and self._hearing.listener.connected
 
     def _hear(self, news: News) -> None:
         if news is None or news == "manager":

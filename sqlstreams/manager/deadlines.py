@@ -81,7 +81,8 @@ class DeadlineProducers:
             if clock() >= pace.look_at:
                 done += await self._look(deadline, pace)
         wait = min((pace.look_at - clock() for pace in paces.values()), default=None)
-        return Ran(done, again=wait is not None and wait <= 0, due_in=wait)
+        # Of new rows in a user's table there is no news, but of a new deadline there is.
+        return Ran(done, again=wait is not None and wait <= 0, due_in=wait, is_told=not running)
 
     def _pace(self, deadline: RunningDeadline) -> _Pace:
         known = self._paces.get(deadline.id)

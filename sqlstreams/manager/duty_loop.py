@@ -18,6 +18,8 @@ _log = logging.getLogger("sqlstreams.manager")
 
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
+# News may get lost with a connection, which is noticed within about half a minute.
+_TOLD_PERIOD: Final = 30.0
 
 
 class Account:
@@ -96,14 +98,26 @@ def _since(moment: float | None, now: float) -> float | None:
 
 
 class DutyLoop:
-    """Runs one duty. `may_begin` is asked before each batch; `report_soon` is called when something is to be seen."""
+    """Runs one duty.
 
-    def __init__(self, duty: Duty, *, may_begin: Callable[[], bool], report_soon: Callable[[], None]) -> None:
+    `may_begin` is asked before each batch and `hears_news` after it; `report_soon` is called when there is something to
+    be seen.
+    """
+
+    def __init__(
+        self,
+        duty: Duty,
+        *,
+        may_begin: Callable[[], bool],
+        hears_news: Callable[[], bool],
+        report_soon: Callable[[], None],
+    ) -> None:
         self.name = duty.name
         self.suspended = False
         self.account = Account(duty.name)
         self._duty = duty
         self._may_begin = may_begin
+        self._hears_news = hears_news
         self._report_soon = report_soon
         self._woken = asyncio.Event()
 
@@ -139,7 +153,8 @@ class DutyLoop:
     def _pause(self, ran: Ran) -> float:
         if ran.again:
             return 0.0
-        return self._duty.period if ran.due_in is None else max(0.0, min(ran.due_in, self._duty.period))
+        longest = max(_TOLD_PERIOD, self._duty.period) if ran.is_told and self._hears_news() else self._duty.period
+        return longest if ran.due_in is None else max(0.0, min(ran.due_in, longest))
 
     def _failed(self, error: Exception) -> float:
         self.account.end(done=0, error=f"{type(error).__name__}: {describe(error)}")

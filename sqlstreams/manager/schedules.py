@@ -85,7 +85,7 @@ class ScheduleProducer:
         )
         if not due.schedules:
             await self._look_ahead(due.due_in)
-            return Ran(due_in=_remaining(due.due_in, started))
+            return Ran(due_in=_remaining(due.due_in, started), is_told=True)
         planned = await asyncio.to_thread(_plan, self._database.schema, due)
         await self._wait_until(planned.moment, since=due.now)
         outcome = await self._fire_all(planned)
@@ -93,7 +93,8 @@ class ScheduleProducer:
         for stream_id in outcome.stream_ids:
             self._notifier.notify(stream_id)
         again = planned.is_more and not outcome.left
-        return Ran(outcome.fires, again=again, due_in=_remaining(self._due_in(due, planned, outcome), started))
+        due_in = _remaining(self._due_in(due, planned, outcome), started)
+        return Ran(outcome.fires, again=again, due_in=due_in, is_told=True)
 
     async def _wait_until(self, moment: datetime, *, since: datetime) -> None:
         """Wait until a moment of the database's clock has come, which showed `since` not long ago."""

@@ -18,6 +18,7 @@ _MINUTE: Final = 60.0
 _SOONEST: Final = 1.0
 _AT_ONCE: Final = 1_000
 _KEYS_AT_ONCE: Final = 10_000
+_STREAMS_AT_ONCE: Final = 200
 # Analyzing a log looks at every partition of it and keeps others from adding one; this is done in seconds.
 _MOST_PARTITIONS: Final = 32
 
@@ -93,21 +94,21 @@ class IdempotencyKeys:
         self._database = database
 
     async def run_once(self) -> Ran:
-        """Remove expired keys of every stream, of each a bounded number."""
+        """Remove expired keys of the streams that have any, of each a bounded number."""
+        schema = self._database.schema
+        streams = await self._database.query_once(statements.list_stream_ids(schema))
         done, again = 0, False
-        for stream in await self._database.query_once(statements.list_stream_ids(self._database.schema)):
-            count = await self._forget(Family(self._database.schema, stream.id))
-            done, again = done + count, again or count >= _KEYS_AT_ONCE
-        return Ran(done=done, again=again)
-
-    async def _forget(self, family: Family) -> int:
         try:
-            (forgotten,) = await self._database.query_once(
-                statements.forget_idempotency_keys(family, limit=_KEYS_AT_ONCE)
-            )
-        except NotInstalled:  # destroyed since it was listed
-            return 0
-        return forgotten.count
+            for start in range(0, len(streams), _STREAMS_AT_ONCE):
+                some = [stream.id for stream in streams[start : start + _STREAMS_AT_ONCE]]
+                for stream_id in await self._database.query_once(statements.list_expired_keys(schema, streams=some)):
+                    (forgotten,) = await self._database.query_once(
+                        statements.forget_idempotency_keys(Family(schema, stream_id), limit=_KEYS_AT_ONCE)
+                    )
+                    done, again = done + forgotten.count, again or forgotten.count >= _KEYS_AT_ONCE
+        except NotInstalled:  # a stream was destroyed since it was listed
+            again = True
+        return Ran(done=done, again=again)
 
 
 class Statistics:

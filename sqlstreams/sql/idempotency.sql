@@ -42,6 +42,11 @@ select idempotency_key, '', message_id, 'infinity'
 on conflict (idempotency_key) do update
    set message_id = excluded.message_id
 
+-- name: list_expired_keys
+-- Read whether a stream has keys that expired. One statement for many streams.
+select {stream}::bigint as stream_id
+ where (select min(expires_at) from {schema}.idempotency_key_{stream}) <= statement_timestamp()
+
 -- name: forget_idempotency_keys
 -- Remove keys that expired, the oldest first. Those that somebody renews at this moment are left alone.
 with forgotten as (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
+from sqlstreams import sql
 from sqlstreams.statements.manager import Forgotten
 from sqlstreams.statements.statement import Family, Nothing, Statement, nothing, of_family
 
@@ -31,6 +34,12 @@ def renew_idempotency_keys(family: Family, *, keys: list[str], fingerprints: lis
 
 def record_idempotent_messages(family: Family, *, keys: list[str], ids: list[int]) -> Statement[Nothing]:
     return of_family("record_idempotent_messages", family, nothing, {"keys": keys, "ids": ids})
+
+
+def list_expired_keys(schema: str, *, streams: Sequence[int]) -> Statement[int]:
+    """One statement that returns those of some streams that have expired keys."""
+    parts = [sql.render("list_expired_keys", schema, stream) for stream in streams]
+    return Statement("list_expired_keys", b"\nunion all\n".join(parts), {}, int)
 
 
 def forget_idempotency_keys(family: Family, *, limit: int) -> Statement[Forgotten]:

@@ -81,6 +81,7 @@ ARGUMENTS: dict[str, Any] = {
     "gated": True,
     "group_id": 1,
     "groups": {1: [1]},
+    "streams": [1],
     "head": 10,
     "held_for": timedelta(seconds=1),
     "hostname": "here",
@@ -685,6 +686,8 @@ def test_forgetting_idempotency_keys_reads_those_alone(full_url: str, generic: b
     plan = _explain(full_url, statements.forget_idempotency_keys(FAMILY, limit=100), generic=generic)
     assert plan.scanned_through == []
     assert 200 <= plan.rows <= 310
+    plan = _explain(full_url, statements.list_expired_keys("sqlstreams", streams=[1]), generic=generic)
+    assert (plan.scanned_through, plan.rows) == ([], 1)
 
 
 @modes

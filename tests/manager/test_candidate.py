@@ -265,6 +265,24 @@ async def test_a_duty_that_knows_when_it_is_due_runs_then(database_url: str) -> 
     assert notes.began[3] - notes.began[0] >= 0.15
 
 
+@pytest.mark.parametrize(("listen", "is_told"), [(True, True), (True, False), (False, True)])
+async def test_a_duty_that_news_tell_of_looks_seldom_while_they_are_heard(
+    database_url: str, listen: bool, is_told: bool
+) -> None:
+    async def wait() -> Ran:
+        return Ran(is_told=is_told)
+
+    told, other = Notes("schedules", work=wait), Notes("other")
+    async with standing(database_url, told, other, ttl=60, listen=listen):
+        if listen:
+            await eventually(lambda: _listens(database_url, 1))
+        count, others = len(told.began), len(other.began)
+        await eventually(lambda: len(other.began) > others + 20)
+        looks = len(told.began) - count
+    # What it listens for wakes it once, when it is connected.
+    assert (looks <= 2) == (listen and is_told)
+
+
 async def test_news_of_a_duty_wake_it_and_no_other(database_url: str) -> None:
     schedules, other = Notes("schedules", period=600), Notes("other", period=600)
     async with standing(database_url, schedules, other, ttl=60):

@@ -292,6 +292,8 @@ async def test_the_duty_forgets_what_expired_and_leaves_the_rest(producer: Produ
     producer.produce_many([Message(Note("a"), idempotency_key=str(number)) for number in range(3)])
     _expire(database_url)
     producer.produce(Note("b"), idempotency_key="kept")
+    with Client(database_url) as client:
+        client.stream("other", Note).register()
     database = AsyncDatabase(address(database_url, schema="sqlstreams", pool_size=2, timeout=20))
     await database.open()
     try:
