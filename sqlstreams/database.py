@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
 
 import psycopg
@@ -16,6 +17,7 @@ from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PipelineStatus
 from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzBinaryLoader, TimestamptzLoader
 from psycopg.types.json import JsonBinaryLoader, JsonLoader
 from psycopg.types.string import ByteaBinaryLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
@@ -50,6 +52,8 @@ _BROKEN: Final = (
     pg.IdleInTransactionSessionTimeout,
 )
 
+
+_UTC_NAMES: Final = (b"UTC", b"Etc/UTC", b"GMT")  # what servers call it by default
 
 # The driver reads as much at a time as the longest value that a connection ever answered with, but at first 16 kB. Long
 # claims are then read in 25 turns of the event loop instead of 150 (docs/benchmarks.md).
@@ -100,6 +104,23 @@ def _restore(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any])
     # What a user may have changed on a connection that was lent.
     connection.row_factory = tuple_row
     prepare_adapters(connection.adapters)
+
+
+class _Utc(TimestamptzLoader):
+    def load(self, data: Buffer) -> datetime:
+        return super().load(data).astimezone(UTC)
+
+
+class _UtcBinary(TimestamptzBinaryLoader):
+    def load(self, data: Buffer) -> datetime:
+        return super().load(data).astimezone(UTC)
+
+
+def _read_in_utc(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> None:
+    # In the zone of the session, two instants of an hour that its clock repeats may seem to be one, and one to be two.
+    if cursor.connection.pgconn.parameter_status(b"TimeZone") not in _UTC_NAMES:
+        cursor.adapters.register_loader("timestamptz", _Utc)
+        cursor.adapters.register_loader("timestamptz", _UtcBinary)
 
 
 def _hand_over(adapters: AdaptersMap) -> None:
@@ -449,6 +470,7 @@ def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> 
     """Ask one statement on a connection, ours or a user's."""
     # Not the connection's own kind of cursor: Django's fills in parameters on the client, which knows no json arrays.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        _read_in_utc(cursor)
         cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
         synchronise(connection)
         return [statement.row(*row) for row in cursor.fetchall()] if cursor.description else []
@@ -457,6 +479,7 @@ def execute(connection: psycopg.Connection[Any], statement: Statement[RowT]) -> 
 async def aexecute(connection: psycopg.AsyncConnection[Any], statement: Statement[RowT]) -> list[RowT]:
     """Ask one statement on a connection, ours or a user's."""
     async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        _read_in_utc(cursor)
         await cursor.execute(statement.query, statement.parameters, binary=statement.parameters is not None)
         await asynchronise(connection)
         return [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []
@@ -465,11 +488,12 @@ async def aexecute(connection: psycopg.AsyncConnection[Any], statement: Statemen
 async def _aexecute_together(
     connection: psycopg.AsyncConnection[Any], statements: Sequence[Statement[Any]]
 ) -> list[list[Any]]:
+    cursors = [connection.cursor() for _ in statements]
     async with connection.pipeline():
         await connection.execute("begin")
-        cursors = [
-            await connection.execute(statement.query, statement.parameters, binary=True) for statement in statements
-        ]
+        for cursor, statement in zip(cursors, statements, strict=True):
+            _read_in_utc(cursor)
+            await cursor.execute(statement.query, statement.parameters, binary=True)
         await connection.execute("commit")
     return [
         [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []

@@ -17,6 +17,8 @@ from sqlstreams import Client, embedded
 
 _numbers = itertools.count(1)
 _ROOM = 4 * 1024**3
+# A zone that is not that of anybody here, and that changes its clocks: nothing may depend on it.
+_SETTINGS = {"fsync": "off", "timezone": "America/New_York"}
 _TEMPLATE = f"sqlstreams_template_{os.getpid()}"
 
 
@@ -29,7 +31,7 @@ def server_url() -> Iterator[str]:
     directory = Path(tempfile.mkdtemp(prefix="sqlstreams-tests-", dir=_in_memory()))
     directory.chmod(0o755)
     try:
-        with embedded.serve(directory / "pg", settings={"fsync": "off"}) as server:
+        with embedded.serve(directory / "pg", settings=_SETTINGS) as server:
             yield server.url
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -171,7 +171,9 @@ async def _explain(client: sqlstreams.AsyncClient, connection: psycopg.AsyncConn
         and produced == len(expired) + 1,
         "the restart lost nothing and doubled nothing": dict(messages).get(story.restarted) == 1,
         "deadlines of local times are the instants that were meant": all(
-            deadlines[reservation] == instant for reservation, instant in story.local.items()
+            # The server may tell of an hour that its clock repeats, and that equals no time of another zone.
+            deadlines[reservation].astimezone(UTC) == instant
+            for reservation, instant in story.local.items()
         ),
         "the books agree: as many moved as have expired": status.moved == len(expired) and status.due == 0,
     }

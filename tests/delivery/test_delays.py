@@ -251,7 +251,9 @@ def test_a_delay_is_elapsed_time_to_the_microsecond(
     options = encode_options(headers=None, delay=delay)
     assert options is not None
     row = berlin.execute("select sqlstreams.due_at(%s::json, %s)", [options.decode(), created_at]).fetchone()
-    assert row == (created_at + delay,)
+    assert row is not None
+    # In Python an instant of a repeated hour equals no instant of another zone.
+    assert row[0].astimezone(UTC) == created_at + delay
 
 
 @pytest.mark.parametrize("options", ['{"deliver_at": "soon"}', '{"delay": "x"}', '{"delay": 1e300}', "[]", "3"])
