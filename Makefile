@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+BENCHED := $(BENCHMARKS:%=%.run)
 
-.PHONY: help demo test bench format pins clean
+.PHONY: help demo test bench $(BENCHED) format pins clean
 
 help:
 	@echo 'make demo     see it run: a database, a stream and its consumers, nothing to set up'
@@ -33,8 +34,11 @@ test: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest --numprocesses 3 --dist loadfile $(ARGS)
 
-bench: $(VENV)/.dev
-	@set -e; for benchmark in $(BENCHMARKS); do echo "== $$benchmark $(SIZE)"; $(BIN)/python $$benchmark $(SIZE); done
+bench: $(BENCHED)
+
+$(BENCHED): $(VENV)/.dev
+	@echo "== $(basename $@) $(SIZE)"
+	@$(BIN)/python $(basename $@) $(SIZE)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only --quiet .

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 
-from sqlstreams import AsyncClient, AsyncConsumer, NotInstalled
+from sqlstreams import AsyncClient, AsyncConsumer, ManagerInstance, NotInstalled
 from tests.chaos.processes import Process
 from tests.manager.conftest import Start
 from tests.manager.support import execute, holders
@@ -203,11 +207,12 @@ async def test_a_frozen_holder_finds_its_lease_gone_when_it_wakes(
 
 
 _MANAGER = """
-import asyncio, sys
+import asyncio, sys, time
 from datetime import timedelta
 from sqlstreams import AsyncClient
 
 async def main():
+    print(time.time(), flush=True)
     async with AsyncClient(sys.argv[1], pool_size=1, lease_ttl=timedelta(seconds=5)) as client:
         await client.manager.run()
 
@@ -219,14 +224,71 @@ async def test_thirty_processes_that_start_together_make_one_manager_and_fire_ea
     client: AsyncClient, group: AsyncConsumer[Note], database_url: str
 ) -> None:
     await _every_second(client)
-    processes = [subprocess.Popen([sys.executable, "-c", _MANAGER, database_url]) for _ in range(30)]  # noqa: ASYNC220  # it returns at once
-    try:
+    with _managers(database_url, *[{}] * 30) as processes:
         await eventually(lambda: _sessions_listen(database_url, 30), within=90)
         (holder,) = (await client.manager.list()).instances
         await eventually(lambda: _has_fired(database_url, holder.pid))
         assert all(process.poll() is None for process in processes)
+    assert [process.returncode for process in processes] == [0] * 30
+    await _slots_are_whole(database_url)
+
+
+async def test_processes_whose_clocks_are_wrong_take_no_lease_and_fire_each_slot_once(
+    client: AsyncClient, group: AsyncConsumer[Note], database_url: str
+) -> None:
+    await _every_second(client)
+    with _managers(database_url, *map(_clock_off_by, ("-7200s", "+7200s", "+3650d"))) as processes:
+        told = [float(process.stdout.readline()) - time.time() for process in processes if process.stdout]
+        assert [round(skew / 3600) for skew in told] == [-2, 2, 3650 * 24]
+        await eventually(lambda: _sessions_listen(database_url, 3), within=40)
+        first = await _one_holds_for(client, seconds=6)  # longer than a lease
+        await eventually(lambda: _has_fired(database_url, first.pid))
+        (killed,) = [process for process in processes if process.pid == first.pid]
+        killed.kill()
+        # The one that follows has another idea of the time, and waits for the end of the lease all the same.
+        await eventually(lambda: _holds(client, [first.term + 1]), within=40)
+        (second,) = [each for each in (await client.manager.list()).instances if not each.expired]
+        assert second.started_at >= first.expires_at
+        await eventually(lambda: _has_fired(database_url, second.pid))
+    await _slots_are_whole(database_url)
+
+
+def _clock_off_by(offset: str) -> dict[str, str]:
+    """Return the environment in which a process has another wall clock than its host."""
+    binary = shutil.which("faketime")
+    if binary is None:
+        pytest.fail("faketime is not installed: apt-get install faketime (or put it on PATH)", pytrace=False)
+    # Not through the command itself: that stays the parent of what it starts, and passes on no signal.
+    told = subprocess.run([binary, "-m", "--exclude-monotonic", "-f", offset, "env"], capture_output=True, check=True)
+    known = dict(line.split("=", 1) for line in told.stdout.decode().splitlines() if "=" in line)
+    return {name: known[name] for name in ("LD_PRELOAD", "FAKETIME", "FAKETIME_DONT_FAKE_MONOTONIC")}
+
+
+async def _one_holds_for(client: AsyncClient, *, seconds: float) -> ManagerInstance:
+    """Wait for a manager, see that it stays the same for some seconds, and return it."""
+    await eventually(lambda: _holds(client, [1]), within=40)
+    until = time.monotonic() + seconds
+    while True:
+        (holder,) = (await client.manager.list()).instances
+        assert holder.term == 1
+        if time.monotonic() > until:
+            return holder
+        await asyncio.sleep(0.2)
+
+
+@contextmanager
+def _managers(url: str, *environments: dict[str, str]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run a manager in each of some environments; end them cleanly."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _MANAGER, url], env=os.environ | environment, stdout=subprocess.PIPE, text=True
+        )
+        for environment in environments
+    ]
+    try:
+        yield processes
     finally:
         for process in processes:
             process.terminate()
-    assert [await asyncio.to_thread(process.wait, 60) for process in processes] == [0] * 30
-    await _slots_are_whole(database_url)
+        for process in processes:
+            process.communicate(timeout=60)
