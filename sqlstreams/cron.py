@@ -229,7 +229,8 @@ def _next_elapsed(fields: Fields, place: ZoneInfo, after: datetime) -> datetime 
         for instant in _instants(place, found):
             if instant > after:
                 return instant
-        found = _match_from(fields, _wall(place, _change(place, found)))
+        behind = _wall(place, _change(place, found))
+        found = _match_that_day(fields, found, behind) or _match_from(fields, behind)
     return None
 
 
@@ -285,6 +286,16 @@ def _match_from(fields: Fields, wall: datetime) -> datetime | None:
     """Find the first matching wall time that is not earlier than this one."""
     whole = wall.replace(second=0, microsecond=0)
     return _match_after(fields, whole if whole < wall else whole - _MINUTE)
+
+
+def _match_that_day(fields: Fields, found: datetime, wall: datetime) -> datetime | None:
+    """Find the first wall time on the day of one that matches, and not earlier than another; without croniter."""
+    if found.date() != wall.date():
+        return None
+    earliest = (wall.hour, wall.minute, wall.second)
+    times = ((hour, minute, 0) for hour in fields.hours for minute in fields.minutes)
+    at = next((time for time in times if time >= earliest), None)
+    return None if at is None else found.replace(hour=at[0], minute=at[1])
 
 
 def _match_after(fields: Fields, wall: datetime) -> datetime | None:

@@ -314,6 +314,16 @@ def test_a_zone_with_seconds_in_its_offset_has_slots_at_whole_local_minutes() ->
     assert list(islice(slots, 3)) == instants(["1972-01-05T12:44:30Z", "1972-01-06T12:44:30Z", "1972-01-07T12:00:00Z"])
 
 
+def test_a_gap_that_ends_within_a_minute_is_left_behind() -> None:
+    """From 00:00 to 00:44:30 on the wall, at 00:44:30Z."""
+    slots = following("44,45 0 * * *", "Africa/Monrovia", datetime(1972, 1, 6, 12, tzinfo=UTC))
+    assert list(islice(slots, 2)) == instants(["1972-01-07T00:44:30Z", "1972-01-07T00:45:00Z"])
+    slots = following("*/44 * * * *", "Africa/Monrovia", datetime(1972, 1, 7, 0, 44, tzinfo=UTC))
+    assert list(islice(slots, 2)) == instants(["1972-01-07T01:00:00Z", "1972-01-07T01:44:00Z"])
+    slots = following("* 0 * * *", "Africa/Monrovia", datetime(1972, 1, 7, 0, 44, tzinfo=UTC))
+    assert list(islice(slots, 2)) == instants(["1972-01-07T00:45:00Z", "1972-01-07T00:46:00Z"])
+
+
 def times(first: int, last: int) -> st.SearchStrategy[datetime]:
     seconds = st.integers((first - 1970) * 31_556_952, (last - 1970) * 31_556_952)
     return seconds.map(lambda count: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=count))
