@@ -63,8 +63,11 @@ def _matching_days(fields: Fields, first: date, last: date) -> set[date]:
 
 
 def _is_plain(place: ZoneInfo, day: date) -> bool:
-    midnights = (datetime.combine(each, time(), place) for each in (day, day + _DAY))
-    return len({midnight.replace(fold=fold).utcoffset() for midnight in midnights for fold in (0, 1)}) == 1
+    """Whether the clock is not changed on a day, neither as it begins."""
+    midnights = [datetime.combine(each, time(), place) for each in (day, day + _DAY)]
+    just_before = (midnights[0].astimezone(UTC) - _INSTANT).astimezone(place)
+    offsets = {midnight.replace(fold=fold).utcoffset() for midnight in midnights for fold in (0, 1)}
+    return offsets == {just_before.utcoffset()}
 
 
 def _walls(fields: Fields, day: date) -> Iterator[datetime]:

@@ -49,7 +49,8 @@ async def test_order_holds_when_processes_are_killed(client: AsyncClient, start:
 
 async def test_order_holds_when_a_process_freezes_and_comes_back(client: AsyncClient, start: Start) -> None:
     group = await _ordered_group(client, messages=300, keys=6)
-    frozen = start(handler="flaky", seconds=0.01, concurrency=4, prefetch=25)
+    # So slow that it is far from the end, however late it is noticed that it has begun.
+    frozen = start(handler="flaky", seconds=0.1, concurrency=4, prefetch=25)
     await eventually(lambda: len(frozen.ids()) >= 10)
     frozen.send(signal.SIGSTOP)
     other = start(handler="flaky", seconds=0.01, concurrency=4, prefetch=25)

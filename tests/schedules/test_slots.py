@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sqlstreams import cron
@@ -28,13 +28,16 @@ expressions = st.sampled_from(
         "0 1-3 L * *",
     ]
 )
-zones = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "Asia/Beirut", "Pacific/Apia"])
+zones = st.sampled_from(
+    ["UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "Asia/Beirut", "Pacific/Apia", "America/Nuuk"]
+)
 starts = st.sampled_from(
     [
         datetime(2026, 3, 27, tzinfo=UTC),
         datetime(2026, 10, 23, tzinfo=UTC),
         datetime(2026, 9, 4, tzinfo=UTC),
         datetime(2011, 12, 28, tzinfo=UTC),
+        datetime(2025, 3, 28, tzinfo=UTC),
     ]
 )
 minutes = st.integers(0, 6 * 1_440)
@@ -42,6 +45,9 @@ minutes = st.integers(0, 6 * 1_440)
 
 @settings(max_examples=40, deadline=None)
 @given(expressions, zones, starts, minutes, minutes)
+# A whole day that is skipped, and the last hour of one: what they had is due at the midnight behind.
+@example("30 2 * * *", "Pacific/Apia", datetime(2011, 12, 28, tzinfo=UTC), 0, 3_480)
+@example("30 23 * * *", "America/Nuuk", datetime(2025, 3, 28, tzinfo=UTC), 0, 3_000)
 def test_counting_agrees_with_going_through_them(text: str, zone: str, start: datetime, skip: int, span: int) -> None:
     expression = cron.parse(text, zone)
     after = start + timedelta(minutes=skip, seconds=17)
