@@ -402,16 +402,17 @@ class AsyncDatabase:
 
     async def query_once(self, statement: Statement[RowT]) -> list[RowT]:
         """Ask one statement; a lost connection or a late answer leaves open whether it took effect."""
-        async with self._in_time(statement.name) as connection:
+        async with self.in_time(statement.name) as connection:
             return await aexecute(connection, statement)
 
     async def query_together(self, *statements: Statement[Any]) -> list[list[Any]]:
         """Ask statements in one transaction and one round trip; return the rows of each. See `query_once`."""
-        async with self._in_time(statements[-1].name) as connection:
-            return await _aexecute_together(connection, statements)
+        async with self.in_time(statements[-1].name) as connection:
+            return await aexecute_together(connection, statements)
 
     @asynccontextmanager
-    async def _in_time(self, name: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def in_time(self, name: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """Lend a connection for no longer than `timeout`, to ask what is called `name`."""
         try:
             async with asyncio.timeout(self.address.timeout), self.connection() as connection:
                 yield connection
@@ -485,9 +486,10 @@ async def aexecute(connection: psycopg.AsyncConnection[Any], statement: Statemen
         return [statement.row(*row) for row in await cursor.fetchall()] if cursor.description else []
 
 
-async def _aexecute_together(
+async def aexecute_together(
     connection: psycopg.AsyncConnection[Any], statements: Sequence[Statement[Any]]
 ) -> list[list[Any]]:
+    """Ask statements in one transaction and one round trip; return the rows of each."""
     cursors = [connection.cursor() for _ in statements]
     async with connection.pipeline():
         await connection.execute("begin")

@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from msgspec import Struct
 
 from sqlstreams import statements
-from sqlstreams.database import AsyncDatabase
+from sqlstreams.database import AsyncDatabase, aexecute_together, is_broken
 from sqlstreams.errors import DatabaseUnavailable, ProduceUncertain, SqlstreamsError
 from sqlstreams.manager.appending import awithin
 from sqlstreams.manager.catch_up import Plan, make_plan
@@ -32,7 +32,7 @@ _FIRES_AT_ONCE: Final = 2_000
 _FIRES_OF_ONE: Final = 100
 _AHEAD: Final = 60.0
 _AHEAD_AT_ONCE: Final = 10_000
-_PREPARED: Final = 0.1
+_PREPARED: Final = 0.25
 """What is due within so many seconds is planned already, and waited for."""
 _IN_ONE_STATEMENT: Final = 250
 _QUIET: Final = 0.2
@@ -43,7 +43,8 @@ _ZONE_DATA_PERIOD: Final = 600.0
 class _Part(Struct, frozen=True):
     """Some single fires of one stream, and the statement that carries them out."""
 
-    plans: tuple[Plan, ...]
+    family: Family
+    plans: Sequence[Plan]
     statement: Statement[int]
 
 
@@ -85,10 +86,11 @@ class ScheduleProducer:
         )
         if not due.schedules:
             await self._look_ahead(due.due_in)
-            return Ran(due_in=_remaining(due.due_in, started), is_told=True)
+            due_in = None if due.due_in is None else due.due_in - _PREPARED
+            return Ran(due_in=_remaining(due_in, started), is_told=True)
         planned = await asyncio.to_thread(_plan, self._database.schema, due)
-        await self._wait_until(planned.moment, since=due.now)
-        outcome = await self._fire_all(planned)
+        begin_at = await self._when(planned.moment) if planned.moment > due.now else 0.0
+        outcome = await self._fire_all(planned, begin_at)
         await self._charge([*planned.refusals, *outcome.refusals])
         for stream_id in outcome.stream_ids:
             self._notifier.notify(stream_id)
@@ -96,14 +98,14 @@ class ScheduleProducer:
         due_in = _remaining(self._due_in(due, planned, outcome), started)
         return Ran(outcome.fires, again=again, due_in=due_in, is_told=True)
 
-    async def _wait_until(self, moment: datetime, *, since: datetime) -> None:
-        """Wait until a moment of the database's clock has come, which showed `since` not long ago."""
-        if moment > since:
-            (now,) = await self._database.query(statements.read_clock(self._database.schema))
-            await asyncio.sleep((moment - now).total_seconds())
+    async def _when(self, moment: datetime) -> float:
+        """Return when a moment of the database's clock has come, by the clock of `time.monotonic`."""
+        (now,) = await self._database.query(statements.read_clock(self._database.schema))
+        return time.monotonic() + (moment - now).total_seconds()
 
-    async def _fire_all(self, planned: _Planned) -> Outcome:
-        fired = await self._fire_singles(planned.singles)
+    async def _fire_all(self, planned: _Planned, begin_at: float) -> Outcome:
+        fired = await self._fire_singles(planned.singles, begin_at)
+        await _sleep_until(begin_at)
         singles = [plan for plan in planned.plans if plan.schedule.id in fired]
         outcome = Outcome(frozenset(plan.schedule.stream_id for plan in singles), len(singles), (), frozenset())
         left = [plan for plan in planned.plans if plan.schedule.id not in fired]
@@ -114,29 +116,36 @@ class ScheduleProducer:
                 outcome = _together(outcome, await self._fire([plan]))
         return outcome
 
-    async def _fire_singles(self, parts: Iterable[_Part]) -> set[int]:
+    async def _fire_singles(self, parts: Sequence[_Part], begin_at: float) -> set[int]:
         """Carry out single fires; return the schedules that fired, and leave the others untouched."""
         waiting = iter(parts)
         fired: set[int] = set()
 
         async def work() -> None:
-            for part in waiting:
-                fired.update(await self._fire_part(part))
+            async with self._database.in_time("fire_slots") as connection:
+                if time.monotonic() < begin_at:
+                    # The first statement of its kind takes a connection as long again.
+                    await self._fire_part(connection, _part(parts[0].family, []))
+                    await _sleep_until(begin_at)
+                for part in waiting:
+                    fired.update(await self._fire_part(connection, part))
 
         # Two at a time: the server works on one while the other one is committed (benchmarks/schedules.py).
-        for ended in await asyncio.gather(work(), work(), return_exceptions=True):
+        workers = [work() for _ in range(min(2, len(parts)))]
+        for ended in await asyncio.gather(*workers, return_exceptions=True):
             if ended is not None:
                 raise ended
         return fired
 
-    async def _fire_part(self, part: _Part) -> list[int]:
+    async def _fire_part(self, connection: psycopg.AsyncConnection[Any], part: _Part) -> list[int]:
         try:
             brief = statements.wait_briefly(self._database.schema)
-            _, fired = await self._database.query_together(brief, part.statement)
-        except DatabaseUnavailable:
-            raise  # the rows will say what happened
-        except (psycopg.Error, SqlstreamsError) as error:
+            _, fired = await aexecute_together(connection, [brief, part.statement])
+        except psycopg.Error as error:
+            if is_broken(error):
+                raise  # the rows will say what happened
             _log.debug("%d schedules could not be fired by one statement: %s", len(part.plans), error)
+            await connection.rollback()
             return []
         return fired
 
@@ -166,6 +175,7 @@ class ScheduleProducer:
         waits = [(plan.due_at - due.now).total_seconds() for plan in planned.plans if plan.due_at is not None]
         waits += [] if due.due_in is None else [due.due_in]
         waits += [(each.due_at - due.now).total_seconds() for each in due.schedules if each.due_at > planned.moment][:1]
+        waits = [wait - _PREPARED for wait in waits]
         waits += [0.5] if planned.refusals or outcome.refusals else []
         self._locked_before = self._locked_before + 1 if outcome.left else 0
         if outcome.left:  # being changed or fired by another
@@ -214,8 +224,12 @@ def _together(one: Outcome, other: Outcome) -> Outcome:
     )
 
 
+async def _sleep_until(moment: float) -> None:
+    await asyncio.sleep(max(0.0, moment - time.monotonic()))
+
+
 def _remaining(due_in: float | None, started: float) -> float | None:
-    return None if due_in is None else max(0.0, due_in - _PREPARED - (time.monotonic() - started))
+    return None if due_in is None else max(0.0, due_in - (time.monotonic() - started))
 
 
 def _plan(schema: str, due: DueSchedules) -> _Planned:
@@ -249,8 +263,11 @@ def _parts(schema: str, plans: Iterable[Plan]) -> Iterator[_Part]:
             by_stream.setdefault(plan.schedule.stream_id, []).append(plan)
     for stream_id, of_stream in by_stream.items():
         for start in range(0, len(of_stream), _IN_ONE_STATEMENT):
-            part = of_stream[start : start + _IN_ONE_STATEMENT]
-            yield _Part(tuple(part), fire_singles(Family(schema, stream_id), part))
+            yield _part(Family(schema, stream_id), of_stream[start : start + _IN_ONE_STATEMENT])
+
+
+def _part(family: Family, plans: Sequence[Plan]) -> _Part:
+    return _Part(family, plans, fire_singles(family, plans))
 
 
 def _unplanned(schedule: DueSchedule, error: SqlstreamsError) -> Refusal:
