@@ -230,11 +230,11 @@ def test_json_alone_is_on_stdout(run: Run, database_url: str) -> None:
         assert ended.json_lines() if command in IN_LINES else ended.json() is not None
 
 
-def test_options_of_all_commands_may_come_first(
+def test_options_that_all_commands_have_may_come_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
     monkeypatch.setenv("SQLSTREAMS_DATABASE_URL", database_url)
-    for command in [*WITH_DATABASE, *OFFLINE]:
+    for command in [*WITH_DATABASE, *OFFLINE][::3]:
         _set_up(database_url)
         ended = run_here(capsys, "--json", "-v", *command.split())
         assert ended.code == 0, (command, ended.err)
