@@ -63,7 +63,7 @@ def _matching_days(fields: Fields, first: date, last: date) -> set[date]:
 
 
 def _is_plain(place: ZoneInfo, day: date) -> bool:
-    """Whether the clock is not changed on a day, neither as it begins."""
+    """Say whether the clock is changed neither on a day nor as it begins."""
     midnights = [datetime.combine(each, time(), place) for each in (day, day + _DAY)]
     just_before = (midnights[0].astimezone(UTC) - _INSTANT).astimezone(place)
     offsets = {midnight.replace(fold=fold).utcoffset() for midnight in midnights for fold in (0, 1)}

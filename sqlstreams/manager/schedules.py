@@ -105,7 +105,7 @@ class ScheduleProducer:
 
     async def _fire_all(self, planned: _Planned, begin_at: float) -> Outcome:
         fired = await self._fire_singles(planned.singles, begin_at)
-        await _sleep_until(begin_at)
+        await _sleep_until(begin_at)  # where none is as usual, nobody has waited yet
         singles = [plan for plan in planned.plans if plan.schedule.id in fired]
         outcome = Outcome(frozenset(plan.schedule.stream_id for plan in singles), len(singles), (), frozenset())
         left = [plan for plan in planned.plans if plan.schedule.id not in fired]

@@ -95,20 +95,31 @@ class IdempotencyKeys:
 
     async def run_once(self) -> Ran:
         """Remove expired keys of the streams that have any, of each a bounded number."""
-        schema = self._database.schema
-        streams = await self._database.query_once(statements.list_stream_ids(schema))
+        streams = await self._database.query_once(statements.list_stream_ids(self._database.schema))
         done, again = 0, False
-        try:
-            for start in range(0, len(streams), _STREAMS_AT_ONCE):
-                some = [stream.id for stream in streams[start : start + _STREAMS_AT_ONCE]]
-                for stream_id in await self._database.query_once(statements.list_expired_keys(schema, streams=some)):
-                    (forgotten,) = await self._database.query_once(
-                        statements.forget_idempotency_keys(Family(schema, stream_id), limit=_KEYS_AT_ONCE)
-                    )
-                    done, again = done + forgotten.count, again or forgotten.count >= _KEYS_AT_ONCE
-        except NotInstalled:  # a stream was destroyed since it was listed
-            again = True
+        for start in range(0, len(streams), _STREAMS_AT_ONCE):
+            for stream_id in await self._with_expired([each.id for each in streams[start : start + _STREAMS_AT_ONCE]]):
+                count = await self._forget(Family(self._database.schema, stream_id))
+                done, again = done + count, again or count >= _KEYS_AT_ONCE
         return Ran(done=done, again=again)
+
+    async def _with_expired(self, streams: Sequence[int]) -> list[int]:
+        try:
+            return await self._database.query_once(statements.list_expired_keys(self._database.schema, streams=streams))
+        except NotInstalled:  # one was destroyed since it was listed, and the statement for all failed
+            if len(streams) == 1:
+                return []
+            half = len(streams) // 2
+            return [*await self._with_expired(streams[:half]), *await self._with_expired(streams[half:])]
+
+    async def _forget(self, family: Family) -> int:
+        try:
+            (forgotten,) = await self._database.query_once(
+                statements.forget_idempotency_keys(family, limit=_KEYS_AT_ONCE)
+            )
+        except NotInstalled:  # destroyed since it was listed
+            return 0
+        return forgotten.count
 
 
 class Statistics:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sqlstreams import sql
 from sqlstreams.statements.manager import Forgotten
-from sqlstreams.statements.statement import Family, Nothing, Statement, nothing, of_family
+from sqlstreams.statements.statement import Family, Nothing, Statement, nothing, of_family, of_streams
 
 
 class KnownKey(Struct, frozen=True):
@@ -38,8 +37,7 @@ def record_idempotent_messages(family: Family, *, keys: list[str], ids: list[int
 
 def list_expired_keys(schema: str, *, streams: Sequence[int]) -> Statement[int]:
     """One statement that returns those of some streams that have expired keys."""
-    parts = [sql.render("list_expired_keys", schema, stream) for stream in streams]
-    return Statement("list_expired_keys", b"\nunion all\n".join(parts), {}, int)
+    return of_streams("list_expired_keys", schema, streams, int)
 
 
 def forget_idempotency_keys(family: Family, *, limit: int) -> Statement[Forgotten]:

@@ -8,7 +8,6 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from sqlstreams import sql
 from sqlstreams.model import (
     Instance,
 )
@@ -20,6 +19,7 @@ from sqlstreams.statements.statement import (
     columns,
     first,
     nothing,
+    of_streams,
     of_system,
 )
 
@@ -95,6 +95,5 @@ def list_instances(schema: str, *, group_id: int) -> Statement[Instance]:
 
 def poll(schema: str, *, groups: Mapping[int, list[int]]) -> Statement[Polled]:
     """One statement for every group: `groups` maps a stream's id to the ids of its groups."""
-    parts = [sql.render("poll", schema, stream) for stream in groups]
     parameters = {f"group_ids_{stream}": group_ids for stream, group_ids in groups.items()}
-    return Statement("poll", b"\nunion all\n".join(parts), parameters, Polled)
+    return of_streams("poll", schema, groups, Polled, parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -76,6 +76,18 @@ def of_system(
 ) -> Statement[RowT]:
     """Return the statement `name` of an installation."""
     return Statement(name, sql.render(name, schema), parameters or {}, row)
+
+
+def of_streams(
+    name: str,
+    schema: str,
+    streams: Iterable[int],
+    row: Callable[..., RowT],
+    parameters: Mapping[str, Any] | None = None,
+) -> Statement[RowT]:
+    """Return the statement `name` of the tables of several streams at once: a select, and so the union of all."""
+    parts = [sql.render(name, schema, stream) for stream in streams]
+    return Statement(name, b"\nunion all\n".join(parts), parameters or {}, row)
 
 
 def of_family(

@@ -222,32 +222,20 @@ PASTED = [
 ]
 
 
-def test_json_alone_is_on_stdout(run: Run, database_url: str) -> None:
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_json_alone_is_on_stdout(run: Run, database_url: str, place: str) -> None:
+    options = ["--json", "-v"]
     for command in [*WITH_DATABASE, *OFFLINE]:
         _set_up(database_url)
-        ended = run(*command.split(), "--json", "-v")
+        ended = run(*options, *command.split()) if place == "before" else run(*command.split(), *options)
         assert ended.code == 0, (command, ended.err)
         assert ended.json_lines() if command in IN_LINES else ended.json() is not None
 
 
-def test_options_that_all_commands_have_may_come_first(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, database_url: str
-) -> None:
-    monkeypatch.setenv("SQLSTREAMS_DATABASE_URL", database_url)
-    for command in [*WITH_DATABASE, *OFFLINE][::3]:
-        _set_up(database_url)
-        ended = run_here(capsys, "--json", "-v", *command.split())
-        assert ended.code == 0, (command, ended.err)
-        assert ended.json_lines() if command in IN_LINES else ended.json() is not None
-
-
-def test_without_json_people_get_text_without_colour_codes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, database_url: str
-) -> None:
-    monkeypatch.setenv("SQLSTREAMS_DATABASE_URL", database_url)
+def test_without_json_people_get_text_without_colour_codes(run: Run, database_url: str) -> None:
     for command in WITH_DATABASE:
         _set_up(database_url)
-        ended = run_here(capsys, *command.split())
+        ended = run(*command.split())
         assert ended.code == 0, (command, ended.err)
         assert ended.out
         assert "\x1b" not in ended.out

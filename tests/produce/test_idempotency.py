@@ -305,6 +305,23 @@ async def test_the_duty_forgets_what_expired_and_leaves_the_rest(producer: Produ
     assert _keys(database_url) == [("kept", 4)]
 
 
+async def test_a_stream_whose_tables_are_gone_keeps_no_others_keys(producer: Producer[Note], database_url: str) -> None:
+    producer.produce(Note("a"), idempotency_key="expired")
+    _expire(database_url)
+    with Client(database_url) as client:
+        for name in ("b", "c", "d"):
+            client.stream(name, Note).register()
+    ask(database_url, "drop table sqlstreams.idempotency_key_3")
+    database = AsyncDatabase(address(database_url, schema="sqlstreams", pool_size=2, timeout=20))
+    await database.open()
+    try:
+        ran = await IdempotencyKeys(database).run_once()
+    finally:
+        await database.close()
+    assert (ran.done, ran.again) == (1, False)
+    assert _keys(database_url) == []
+
+
 # A small model
 
 

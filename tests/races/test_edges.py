@@ -28,7 +28,7 @@ async def _move_to(log: Log, last_id: int) -> None:
         await connection.execute(f"select setval('{log.table}_id', {last_id})".encode())
 
 
-@pytest.mark.parametrize("size", [1, 400, 1_200])
+@pytest.mark.parametrize("size", [1, 400, 2_500])
 async def test_twenty_producers_that_meet_one_edge_at_once_lose_nothing(log: Log, size: int) -> None:
     await log.stream.register(partition_rows=PARTITION)
     async with AsyncExitStack() as stack:
