@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import psycopg
 from msgspec import Struct
 
 from sqlstreams import AsyncConsumer
@@ -42,3 +43,12 @@ async def consuming(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+async def waits_for_a_lock(url: str) -> bool:
+    """Say whether anybody in a database waits for a lock."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        cursor = await connection.execute(
+            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        return bool(await cursor.fetchall())

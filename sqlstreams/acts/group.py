@@ -124,6 +124,8 @@ def destroy_group(schema: str, *, stream: str, name: str, allowed: bool) -> Act[
     check_destroy(allowed, "consumer group", name)
     info = yield from lock_stream(schema, stream)
     group = yield from read_group(schema, info, name)
+    # Before its settings: a claim under way has the cursor, and its lease refers to them.
+    yield from ask(statements.lock_position(schema, group_id=group.id))
     yield from ask(statements.delete_group(schema, group_id=group.id))
     yield from ask(statements.delete_exceptions(Family(schema, info.id), group_id=group.id))
     yield from ask(statements.delete_deliveries(Family(schema, info.id), group_id=group.id))

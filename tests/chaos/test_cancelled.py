@@ -15,7 +15,7 @@ import pytest
 
 from sqlstreams import AsyncClient, AsyncConsumer, meta
 from tests.chaos.conftest import all_is_done, produce
-from tests.support import Note, consuming, eventually
+from tests.support import Note, consuming, eventually, waits_for_a_lock
 
 POOL = 4
 
@@ -71,7 +71,7 @@ async def test_cancelling_while_a_claim_is_under_way_gives_back_what_it_took(dat
         async with await psycopg.AsyncConnection.connect(database_url) as holder:
             await holder.execute("select from sqlstreams.consumer_group_cursor for update")
             task = asyncio.create_task(group.consume(seen.handler(), signals=False))
-            await eventually(lambda: _waits_for_a_lock(database_url))
+            await eventually(lambda: waits_for_a_lock(database_url))
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -147,7 +147,7 @@ async def test_consuming_after_a_cancelled_start_works_as_ever(database_url: str
             await holder.execute("lock table sqlstreams.claim_lease in access exclusive mode")
             # Entering the process removes forgotten ones, which reads the leases.
             task = asyncio.create_task(group.consume(seen.handler(), signals=False))
-            await eventually(lambda: _waits_for_a_lock(database_url))
+            await eventually(lambda: waits_for_a_lock(database_url))
             task.cancel()
             asked = time.monotonic()
             with pytest.raises(asyncio.CancelledError):
@@ -182,11 +182,3 @@ async def _every_connection_is_back(client: AsyncClient) -> None:
 async def _insert_unannounced(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("""insert into sqlstreams.message_log_1 (payload) values ('{"text": "quiet"}')""")
-
-
-async def _waits_for_a_lock(url: str) -> bool:
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        cursor = await connection.execute(
-            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        )
-        return bool(await cursor.fetchall())

@@ -13,7 +13,7 @@ import pytest
 from sqlstreams import AsyncClient, AsyncConsumer, NotFound, meta
 from sqlstreams.statements import Statement
 from tests.chaos.conftest import all_is_done, produce
-from tests.support import Note, consuming, eventually
+from tests.support import Note, consuming, eventually, waits_for_a_lock
 
 
 async def _nothing(note: Note) -> None:
@@ -42,6 +42,22 @@ async def test_consume_ends_with_not_found_when_its_group_is_destroyed(
     await group.destroy()
     with pytest.raises(NotFound):
         await asyncio.wait_for(task, 8)
+
+
+async def test_a_group_is_destroyed_behind_a_claim_that_is_under_way(
+    client: AsyncClient, group: AsyncConsumer[Note], database_url: str
+) -> None:
+    async with await psycopg.AsyncConnection.connect(database_url) as claiming:
+        await claiming.execute("select from sqlstreams.consumer_group_cursor for update")
+        destroying = asyncio.create_task(group.destroy())
+        await eventually(lambda: waits_for_a_lock(database_url))
+        await claiming.execute(
+            "insert into sqlstreams.claim_lease (token, group_id, instance_id, low, high, resolved, gated)"
+            " select gen_random_uuid(), group_id, null, 1, 1, 0, false from sqlstreams.consumer_group_cursor"
+        )
+        await claiming.commit()
+        await asyncio.wait_for(destroying, 10)
+    assert await group.get() is None
 
 
 @HANDLERS
